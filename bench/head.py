@@ -21,8 +21,10 @@ from pathlib import Path
 
 import harness
 
+from holdfast.recovery.event import HostLost
 from holdfast.recovery.placement import HostSlots, place_workers
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host.host_messages import News
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.pool_process import PoolSettings
 from holdfast.runtime.host.worker_host import WorkerHost
@@ -102,9 +104,9 @@ class Head:
             )
         )
 
-    def _heard(self, event: Message) -> None:
-        if event["kind"] == "host_lost":
-            self.lost.append(event["host"])
+    def _heard(self, news: News) -> None:
+        if isinstance(news, HostLost):
+            self.lost.append(news.host)
 
 
 def _record(workers: int) -> RunRecord:

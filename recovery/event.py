@@ -1,40 +1,118 @@
-"""The events that the head sees, the commands that it gets, and what becomes of each."""
+"""What happens to a job, and what the head commands.
+
+Each thing that happens is one frozen dataclass: the message by which a process tells it, what the
+`JobMachine` decides by, and the line of the journal.  ``describe`` makes its sentence, whoever
+shows it.  Here are the events that decisions need; the others are in ``runtime/run``.  A new event
+is a class, and a call where it happens.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.world import WorkerId
 
+LOST_WITH_ITS_HOST = "host"
+"""The limit of a death that follows from the loss of its host."""
+
+EVENTS: dict[str, type[Event]] = {}
+"""Every event that a journal may hold, by its name there."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that has happened.
+
+    The keywords of a subclass are its ``name`` in the journal (none if it is not recorded), whether
+    people are told of it (they are not if the status shows it anyway), the field of the report that
+    lists all of its kind, and the fields that the report leaves out.
+    """
+
+    NAME: ClassVar[str] = ""
+    IS_TOLD: ClassVar[bool] = True
+    LISTED: ClassVar[str | None] = None
+    HIDDEN: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(
+        cls,
+        *,
+        name: str = "",
+        is_told: bool = True,
+        listed: str | None = None,
+        hidden: Iterable[str] = (),
+    ) -> None:
+        cls.NAME, cls.IS_TOLD = name, is_told
+        cls.LISTED, cls.HIDDEN = listed, frozenset(hidden)
+        if name:
+            EVENTS[name] = cls
+
+    def within(self, generation: int) -> Event:
+        """Return the event with the world in which it has happened, if its class names one."""
+        if getattr(self, "generation", 0) is not None:
+            return self
+        changed: Any = {"generation": generation}
+        return dataclasses.replace(self, **changed)
+
+    def describe(self) -> str:
+        """Return the event in a sentence; that of a class without one is its text."""
+        return str(getattr(self, "text", ""))
+
 
 @dataclass(frozen=True, slots=True)
-class WorkerJoined:
+class WorkInHand:
+    """The microbatch that a worker is computing: of which update (from 1), and its samples."""
+
+    step: int
+    microbatch: int
+    count: int
+    ids: tuple[int, ...]
+    """The first samples of the ``count``."""
+    is_validation: bool
+
+
+@dataclass(frozen=True)
+class WorkerJoined(Event):
     """A worker has initialised MPI."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class WorldFormed:
+@dataclass(frozen=True)
+class WorldFormed(Event, name="world", is_told=False):
     """A world was agreed on and is about to train from ``step``."""
 
     generation: int
     workers: tuple[WorkerId, ...]
     step: int
+    capacity: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointCommitted:
-    """A worker reports that a checkpoint is on the disk."""
+@dataclass(frozen=True)
+class WorldNamed(Event):
+    """Survivors were told that they are the world that goes on."""
+
+    workers: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointCommitted(Event):
+    """A worker reports that a checkpoint is on the disk, so long after the save began.
+
+    ``step_s`` is how long the longest step of its training has taken.
+    """
 
     worker: WorkerId
     step: int
+    seconds: float | None = None
+    step_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerFailed:
+@dataclass(frozen=True)
+class WorkerFailed(Event):
     """A worker's script raised, or could not go on; the process ends next.
 
     ``is_death`` marks a failure that a relaunch can cure: the exception of a fault plan, or
@@ -43,35 +121,45 @@ class WorkerFailed:
     """
 
     worker: WorkerId
-    kind: str
+    error_type: str
     message: str
     traceback: str
     exit_code: ExitCode
     is_death: bool = False
     is_in_training: bool = False
+    where: str = ""
+    """The line of the script."""
 
     @property
     def message_with_kind(self) -> str:
         """The message; if there is a traceback, the kind of the error comes first."""
-        return f"{self.kind}: {self.message}" if self.traceback else self.message
+        return f"{self.error_type}: {self.message}" if self.traceback else self.message
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCompleted:
-    """A worker has trained to the end; the rest of its script is still to be done.
+@dataclass(frozen=True)
+class WorkerCompleted(Event, name="completed"):
+    """A worker has trained to the end, or its script's ``error`` has ended the training.
 
-    ``is_first`` marks the one worker that was told to do what only one may do, such as
-    writing the model.
+    The rest of its script is still to be done.  ``is_first`` marks the one worker that was told to
+    do what only one may do, such as writing the model.
     """
 
     worker: WorkerId
     step: int
-    sha256: str
-    is_first: bool
+    sha256: str | None
+    is_first: bool | None = None
+    epochs: int | None = None
+    metrics: Mapping[str, float] | None = None
+    validation: Mapping[str, float] | None = None
+    error: str | None = None
+    generation: int | None = None
+
+    def describe(self) -> str:
+        return f"completed step {self.step}"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStopped:
+@dataclass(frozen=True)
+class WorkerStopped(Event, name="stopped"):
     """A worker has stopped early, on request, with a checkpoint.
 
     ``words`` say what was saved, and what is done again, if it was halted in the middle of it.
@@ -79,82 +167,118 @@ class WorkerStopped:
 
     worker: WorkerId
     step: int
-    words: str = ""
+    words: str | None = None
+    generation: int | None = None
+
+    def describe(self) -> str:
+        return self.words or f"stopped at step {self.step} with a checkpoint"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerExited:
-    """A worker's process is gone; ``is_clean`` tells whether it left by agreement."""
+@dataclass(frozen=True)
+class WorkerExited(
+    Event, name="failure", listed="failures", hidden=["is_clean", "where", "peak_bytes"]
+):
+    """A worker's process is gone; ``is_clean`` tells whether it left by agreement.
+
+    Only a death is recorded.
+    """
 
     worker: WorkerId
-    is_clean: bool
     cause: str
+    is_clean: bool = False
+    step: int | None = None
+    phase: str | None = None
+    fenced: bool = False
+    generation: int | None = None
+    limit: str | None = None
+    """The limit that it was killed for: heartbeat, stall, standstill, unkillable or host."""
+    launch_rank: int | None = None
+    host: str | None = None
+    """The name of its host, if the job has several."""
+    core: int | None = None
+    stderr: tuple[str, ...] = ()
+    where: str = ""
+    """The line of the script whose exception ended it."""
+    traceback: str = ""
+    """Of that exception, from the script's own first call on."""
+    stacks: str = ""
+    samples: WorkInHand | None = None
+    peak_bytes: int | None = None
+    """The most that it had in memory."""
+    collateral: bool = False
+    """Whether it was killed together with others, and not for anything of its own."""
+    job: int | None = None
+    """The number of the run's job that it belonged to, from 1; the report adds it."""
+    after_s: float | None = None
+    """Its time, from the begin of that job; the report adds it."""
+
+    def describe(self) -> str:
+        after = "" if self.step is None else f" after step {self.step}"
+        place = f", in {self.where}" if self.where else ""
+        return f"worker {self.worker} died{after} ({self.cause}){place}"
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchRenewing:
-    """The workers of ``worker``'s launch were asked to make room for a launch of all workers."""
-
-    worker: WorkerId
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryLost:
+@dataclass(frozen=True)
+class DirectoryLost(Event):
     """The run directory is gone, or another job's: this job can save nothing any more."""
 
     exit_code: ExitCode
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchEnded:
+@dataclass(frozen=True)
+class LaunchEnded(Event):
     """No process of the launch is left."""
 
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchOverdue:
+@dataclass(frozen=True)
+class LaunchOverdue(Event):
     """The launch has been in one situation for longer than its bound."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class TimeIsShort:
+@dataclass(frozen=True)
+class TimeIsShort(Event):
     """So little of the job's time is left that a launch of all workers is not worth its start."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotsChanged:
-    """The hosts that are left, or may come back, take so many workers."""
+@dataclass(frozen=True)
+class HostLost(Event, name="host_lost"):
+    """A host is gone with its workers; the others go on, or are relaunched, without it."""
 
-    slots: int
+    host: str
+    reason: str
+    workers: tuple[WorkerId, ...]
+    slots: int | None = None
+    """How many workers the hosts take that are left, or may come back."""
+    leased_s: float | None = None
+    """For how long its workers may live on, at most."""
+
+    def describe(self) -> str:
+        workers = ", ".join(map(str, self.workers))
+        them = f" with its workers ({workers})" if workers else ""
+        return f"host {self.host} was lost{them}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class StopAsked:
+@dataclass(frozen=True)
+class HostBack(Event, name="host_back"):
+    """A host that was lost answers again, and takes workers of the next launch."""
+
+    host: str
+    slots: int | None = None
+
+    def describe(self) -> str:
+        return f"host {self.host} is back, and takes workers of the next launch"
+
+
+@dataclass(frozen=True)
+class StopAsked(Event):
     """A request to stop the job; ``exit_code`` applies if the job is killed while it trains."""
 
     exit_code: ExitCode
-
-
-Event: TypeAlias = (
-    WorkerJoined
-    | WorldFormed
-    | CheckpointCommitted
-    | WorkerFailed
-    | WorkerCompleted
-    | WorkerStopped
-    | WorkerExited
-    | LaunchRenewing
-    | LaunchEnded
-    | LaunchOverdue
-    | TimeIsShort
-    | SlotsChanged
-    | StopAsked
-    | DirectoryLost
-)
 
 
 @dataclass(frozen=True, slots=True)

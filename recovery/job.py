@@ -46,13 +46,13 @@ from holdfast.recovery.event import (
     DirectoryLost,
     End,
     Event,
+    HostBack,
+    HostLost,
     KillLaunch,
     Launch,
     LaunchEnded,
     LaunchOverdue,
-    LaunchRenewing,
     Renew,
-    SlotsChanged,
     StopAsked,
     TimeIsShort,
     WorkerCompleted,
@@ -74,7 +74,7 @@ CHECKPOINTS_OF_A_SMALL_LAUNCH = 12
 """A launch that was worn before it got on is renewed once it has got on for so long."""
 
 Commands: TypeAlias = tuple[Command, ...]
-_TOLD = (WorkerFailed, WorkerCompleted, WorkerStopped, LaunchRenewing)
+_TOLD = (WorkerFailed, WorkerCompleted, WorkerStopped)
 _PROGRESS = (WorldFormed, CheckpointCommitted)
 
 
@@ -163,7 +163,7 @@ class JobMachine:
         return self._launch(self._terms.workers, "the job begins")
 
     def take_over(self, launch: Launch) -> None:
-        """Go on with a launch of another head, whose events follow.
+        """Go on with a launch of another head, which has died with its workers.
 
         Raises:
             IllegalTransition: the job was started before; nothing changed.
@@ -224,13 +224,15 @@ class JobMachine:
         is_of_world = event.worker in view.world  # no late word of a worker that has died since
         if not (got_on and is_of_world and self._is_degraded) or view.is_after_training:
             return ()
-        self._view = view.seeing(LaunchRenewing(view.workers[0]))
+        self._view = replace(view, is_renewing=True)
         return (Renew(f"{len(view.world)} of {self._terms.workers} workers are left"),)
 
     def _change_slots(self, event: Event) -> Commands:
         """Remember it: a launch has no more workers than the hosts take."""
-        assert isinstance(event, SlotsChanged)
+        assert isinstance(event, HostLost | HostBack)
         before = self._terms.slots
+        if event.slots is None:
+            return ()
         self._terms = replace(self._terms, slots=event.slots)
         if self._state is JobState.LAUNCHING and before is not None and event.slots < before:
             self._has_lost_host_early = True
@@ -425,7 +427,7 @@ TRANSITIONS: MappingProxyType[tuple[JobState, type[Event]], _Action] = MappingPr
     {(state, seen): JobMachine._note for state in _ALIVE for seen in _TOLD}
     | {(state, seen): JobMachine._note for state in _NOT_RUNNING for seen in _PROGRESS}
     | {(state, LaunchEnded): JobMachine._conclude for state in _ALIVE}
-    | {(state, SlotsChanged): JobMachine._change_slots for state in _ALIVE}
+    | {(state, seen): JobMachine._change_slots for state in _ALIVE for seen in (HostLost, HostBack)}
     | {(state, TimeIsShort): JobMachine._hurry for state in _ALIVE}
     | {(state, DirectoryLost): JobMachine._lose_directory for state in _ALIVE}
     | {
@@ -444,3 +446,6 @@ TRANSITIONS: MappingProxyType[tuple[JobState, type[Event]], _Action] = MappingPr
         (JobState.ENDING, LaunchOverdue): JobMachine._abandon,
     }
 )
+
+DECIDED = frozenset(seen for _, seen in TRANSITIONS)
+"""The events that decisions need; of others the machine knows nothing."""

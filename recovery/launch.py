@@ -40,10 +40,10 @@ from holdfast.recovery.event import (
     DirectoryLost,
     End,
     Event,
+    HostBack,
+    HostLost,
     LaunchEnded,
     LaunchOverdue,
-    LaunchRenewing,
-    SlotsChanged,
     StopAsked,
     TimeIsShort,
     WorkerCompleted,
@@ -64,7 +64,6 @@ Sight = (
     | WorkerCompleted
     | WorkerStopped
     | WorkerExited
-    | LaunchRenewing
 )
 
 KILLED_WITH_ITS_LAUNCH = "killed with its launch"
@@ -109,14 +108,14 @@ class LaunchView:
     def concerns(self, event: Event) -> bool:
         """Return whether ``event`` is about this launch, not a late report of an older one."""
         match event:
-            case LaunchEnded() | LaunchOverdue() | StopAsked() | TimeIsShort() | SlotsChanged():
+            case LaunchEnded() | LaunchOverdue() | StopAsked() | TimeIsShort() | DirectoryLost():
                 return True
-            case DirectoryLost():
+            case HostLost() | HostBack():
                 return True
             case WorldFormed(workers=workers):
                 return set(workers) <= set(self.workers)
             case _:
-                return event.worker in self.workers
+                return getattr(event, "worker", None) in self.workers
 
     @property
     def was_renewed(self) -> bool:
@@ -175,7 +174,7 @@ class LaunchView:
         if self.was_formed and len(self.world) == 1:
             speakers = self.workers
         found = [by_worker[worker] for worker in speakers if worker in by_worker]
-        if len(found) < len(speakers) or len({failure.kind for failure in found}) != 1:
+        if len(found) < len(speakers) or len({failure.error_type for failure in found}) != 1:
             return None
         return found[0]
 
@@ -194,7 +193,7 @@ class LaunchView:
         match event:
             case WorkerJoined(worker):
                 return replace(self, joined=self.joined | {worker})
-            case WorldFormed(generation, workers, _):
+            case WorldFormed(generation, workers):
                 return self._in_world(generation, workers)
             case CheckpointCommitted(_, step):
                 is_newer = step > self.saved_step
@@ -202,8 +201,6 @@ class LaunchView:
                 return replace(self, checkpoints=self.checkpoints + is_newer, saved_step=saved_step)
             case WorkerExited(worker):
                 return replace(self, exits=self.exits | {worker: event})
-            case LaunchRenewing():
-                return replace(self, is_renewing=True)
             case _:
                 return self._told(event)
 
@@ -224,7 +221,7 @@ class LaunchView:
     def _was_first(self, worker: WorkerId) -> bool:
         """Return whether ``worker`` was the first one when it completed its last training."""
         its = [seen for seen in self.completions if seen.worker == worker]
-        return bool(its) and max(its, key=lambda seen: seen.step).is_first
+        return bool(its) and bool(max(its, key=lambda seen: seen.step).is_first)
 
     def _cause(self, seen: WorkerExited) -> str:
         """Return the worker's own message about its end, else the end of its process."""
@@ -262,7 +259,7 @@ def conclude(
     ``has_checkpoint`` tells whether the run has any, of this launch or an older one.
     """
     for completion in view.completions:
-        digests = {c.sha256 for c in view.completions if c.step == completion.step}
+        digests = {str(c.sha256) for c in view.completions if c.step == completion.step}
         if len(digests) > 1:
             return _contradicted(completion.step, sorted(digests))
     failure = view.common_failure or view.failure_of_first
@@ -281,8 +278,7 @@ def conclude(
 def _left(view: LaunchView) -> End | None:
     """Return the end of a job whose workers ended by themselves, None for any other job."""
     if view.stops:  # of a later training of the script, if one is complete
-        words = view.stops[0].words or f"stopped at step {view.stops[0].step} with a checkpoint"
-        return End(ExitCode.STOPPED_EARLY, f"{words}; run again to go on")
+        return End(ExitCode.STOPPED_EARLY, f"{view.stops[0].describe()}; run again to go on")
     if view.first_has_left:
         last = max(view.completions, key=lambda completion: completion.step)
         return End(ExitCode.DONE, f"completed step {last.step}, state sha256 {last.sha256}")

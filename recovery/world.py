@@ -21,6 +21,9 @@ from typing import NewType
 
 WorkerId = NewType("WorkerId", int)
 
+NOBODY = WorkerId(-1)
+"""The worker of an event that no worker has told, or whose journal does not name it."""
+
 
 @dataclass(frozen=True, slots=True)
 class World:

@@ -18,6 +18,7 @@ from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.retention import FEWEST_KEPT
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.run.events import Notice
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.save_memory import HostBuffers
 from holdfast.runtime.saving.save_messages import (
@@ -150,8 +151,8 @@ class _Host:
     def _take(self, told: object) -> None:
         if isinstance(told, SaveAnswered):
             self._answers.append(told)
-        elif isinstance(told, dict) and told["kind"] == "notice":
-            print(told["text"], flush=True)
+        elif isinstance(told, Notice):
+            print(told.text, flush=True)
 
     def _tell_memory_and_plan(self) -> None:
         self._link.use(UseMemory(1, self._plan.layout_id), self._fds)

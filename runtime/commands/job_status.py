@@ -13,7 +13,7 @@ import shlex
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +211,7 @@ def job_status(
 
 
 def _with_mappings(epoch: Epoch) -> Epoch:
-    return epoch._replace(metrics=epoch.metrics or {}, validation=epoch.validation or {})
+    return replace(epoch, metrics=epoch.metrics or {}, validation=epoch.validation or {})
 
 
 def _outcome(ending: JobStanding, answer: AgentAnswer | None) -> str:
@@ -263,7 +263,7 @@ def told_events(entries: Entries, most: int) -> tuple[EventLine, ...]:
     """Return the newest ``most`` events that are worth a line, the newest last."""
     found: list[EventLine] = []
     for entry in reversed(entries):
-        text = entry.words
+        text = entry.sentence
         if text and text not in {event.text for event in found[-1:]}:  # workers tell some too
             found.append(EventLine(float(entry.time), text))
         if len(found) == most:

@@ -95,7 +95,7 @@ def ending_of(job: Sequence[Entry[Any]], life: Life, words: str) -> JobStanding:
         return JobStanding(_RUNNING[life].format(words), is_over=False)
     ended = last_of(job, JobEnded)
     if ended is not None:
-        return JobStanding(ended.event.words(), is_over=True)
+        return JobStanding(ended.event.describe(), is_over=True)
     step = completed_step(job)
     if step is not None:
         lost = ", after its head was lost" if life is Life.GONE else ""
@@ -113,7 +113,7 @@ def _with_last_job(error: NobodyRuns, directory: RunDirectory) -> str:
         return f"{begin} was lost; go on with `holdfast run`"
     if ended.event.exit_code == ExitCode.DONE:
         return f"{begin} {ended.event.reason}; look at it with `holdfast report {directory.path}`"
-    return f"{begin} {ended.event.words()}"
+    return f"{begin} {ended.event.describe()}"
 
 
 def life_of(directory: RunDirectory) -> Life:

@@ -30,7 +30,7 @@ from holdfast.runtime.commands.summary import Report, to_json
 from holdfast.runtime.commands.terminal import fitted, grid, output
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import progress
-from holdfast.runtime.run.entries import words_of
+from holdfast.runtime.run.entries import sentence_of
 from holdfast.runtime.run.events import named_workers
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.trace import read_trace, write_trace
@@ -169,7 +169,7 @@ def _lists(summary: Report) -> Iterator[tuple[Row, list[Row]]]:
         [(describe_failure(death), describe_time(death)) for death in summary.failures],
     )
     yield ("deaths by host and cause",), [(sentence,) for sentence in summary.death_counts]
-    yield ("workers without progress",), [(words_of(one),) for one in summary.suspected]
+    yield ("workers without progress",), [(sentence_of(one),) for one in summary.suspected]
     yield (
         ("recovered at step", "lost", "survivors", "attempts", "death to next step"),
         [

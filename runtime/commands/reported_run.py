@@ -7,17 +7,18 @@ written yet is not told.  How a run stands whose journal has no end is told by t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.recovery.event import Event, WorkInHand
 from holdfast.runtime.commands.goodput import Entries, newest_job
 from holdfast.runtime.commands.living_job import JobSocket, Life, ending_of, find_life
 from holdfast.runtime.commands.summary import EpochReport, Report, summarize
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import progress
-from holdfast.runtime.run.entries import Entry, Event, last_of, read_on, words_of
+from holdfast.runtime.run.entries import Entry, last_of, read_on, sentence_of
 from holdfast.runtime.run.events import Failure, JobStarted
 from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import JournalReader
@@ -158,7 +159,7 @@ def describe_troubles(report: Report) -> list[str]:
         *report.memory_differences,
         *report.pressures,
     )
-    return [*(words_of(event) + of_all for event in failed[-1:]), *map(words_of, others)]
+    return [*(sentence_of(event) + of_all for event in failed[-1:]), *map(sentence_of, others)]
 
 
 def describe_failure(failure: Failure) -> str:
@@ -193,10 +194,10 @@ def describe_evidence(failure: Failure) -> list[str]:
     return lines
 
 
-def _describe_work(samples: Mapping[str, Any]) -> str:
+def _describe_work(samples: WorkInHand) -> str:
     """Return a microbatch and its samples in words."""
-    of = "validation samples" if samples["is_validation"] else "samples"
-    shown = samples["ids"][:_MOST_SAMPLES]
-    left = samples["count"] - len(shown)
+    of = "validation samples" if samples.is_validation else "samples"
+    shown = samples.ids[:_MOST_SAMPLES]
+    left = samples.count - len(shown)
     ids = ", ".join(map(str, shown)) + (f" and {left} more" if left else "")
-    return f"microbatch {samples['microbatch']}, {of} {ids}"
+    return f"microbatch {samples.microbatch}, {of} {ids}"

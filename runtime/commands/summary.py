@@ -18,9 +18,10 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from holdfast.recovery.event import Event
 from holdfast.runtime.commands.goodput import Bucket, Entries, goodput_of, jobs_of
 from holdfast.runtime.run.checkpoint_events import (
     Checkpoint,
@@ -29,10 +30,11 @@ from holdfast.runtime.run.checkpoint_events import (
     Rejected,
     Unreadable,
 )
-from holdfast.runtime.run.entries import completed_step, kind_of, last_of, of
+from holdfast.runtime.run.entries import completed_step, last_of, of
 from holdfast.runtime.run.events import (
     Completed,
     Epoch,
+    EpochLedger,
     Failure,
     FaultStruck,
     JobEnded,
@@ -90,11 +92,10 @@ def summarize(entries: Entries) -> Report:
 
 def _listed(entries: Entries) -> dict[str, Any]:
     """Return the events that the report lists as they are, by the fields that have them."""
-    found: defaultdict[str, list[NamedTuple]] = defaultdict(list)
+    found: defaultdict[str, list[Event]] = defaultdict(list)
     for entry in entries:
-        kind = kind_of(entry.event)
-        if kind is not None and kind.listed is not None:
-            found[kind.listed].append(entry.event)
+        if entry.event.LISTED is not None:
+            found[entry.event.LISTED].append(entry.event)
     return {name: tuple(events) for name, events in found.items()}
 
 
@@ -146,7 +147,7 @@ def _roll_back(steps: list[Step], epochs: list[EpochReport], last: int | None) -
         if left > 0:  # all steps of a line are taken as equal
             part = left / step.number
             samples, length_s = round(step.samples * part), step.seconds * part
-            steps.append(step._replace(step=last, seconds=length_s, samples=samples, steps=left))
+            steps.append(replace(step, step=last, seconds=length_s, samples=samples, steps=left))
     while epochs and epochs[-1].step > last:
         epochs.pop()
 
@@ -179,7 +180,7 @@ def _failures(entries: Entries) -> Iterable[Failure]:
         if isinstance(entry.event, JobStarted):
             job, began = job + 1, entry.now
         elif isinstance(entry.event, Failure):
-            dated = entry.event._replace(job=job, after_s=entry.now - began)
+            dated = replace(entry.event, job=job, after_s=entry.now - began)
             yield dated if job else entry.event
 
 
@@ -193,7 +194,7 @@ def _lost_lines(job: Entries) -> int:
 def _recoveries(job: Entries) -> Iterable[Recovery]:
     for entry in of(job, Recovery):
         since_ms = _since_failure_ms(job, entry.event)
-        yield entry.event._replace(since_failure_ms=since_ms)
+        yield replace(entry.event, since_failure_ms=since_ms)
 
 
 def _since_failure_ms(job: Entries, recovery: Recovery) -> float | None:
@@ -228,7 +229,8 @@ def _relaunches(job: Entries) -> Iterable[Relaunch]:
         left = _left_off(job[:index], is_renewal=entry.event.is_renewal)
         restored = next(iter(of(after, Restored)), None)
         step = next(iter(of(after, Step)), None)
-        yield entry.event._replace(
+        yield replace(
+            entry.event,
             restored_step=restored and restored.event.step,
             since_failure_ms=None if step is None or left is None else (step.now - left) * 1000,
         )
@@ -261,12 +263,12 @@ class EpochReport:
     @staticmethod
     def of(epoch: Epoch) -> EpochReport:
         """Return the end of an epoch as the report has it."""
-        ledger = epoch.ledger or {}
+        ledger = epoch.ledger or EpochLedger(samples=0)
         return EpochReport(
             epoch=epoch.epoch,
             step=epoch.step,
-            samples=ledger.get("samples", 0),
-            exact=bool(ledger.get("exact", False)),
+            samples=ledger.samples,
+            exact=ledger.exact,
             metrics=epoch.metrics or {},
             validation=epoch.validation or {},
             seconds=epoch.seconds,
@@ -330,10 +332,9 @@ def finite(value: Any) -> Any:
     Of an event, the fields that a report leaves out are not there.
     """
     if dataclasses.is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    kind = kind_of(value)
-    if kind is not None:
-        value = {name: one for name, one in value._asdict().items() if name not in kind.hidden}
+        hidden = value.HIDDEN if isinstance(value, Event) else ()
+        names = [field.name for field in dataclasses.fields(value) if field.name not in hidden]
+        value = {name: getattr(value, name) for name in names}
     if isinstance(value, Mapping):
         return {name: finite(member) for name, member in value.items()}
     if isinstance(value, (list, tuple)):

@@ -11,7 +11,7 @@ from holdfast.recovery.placement import place_workers
 from holdfast.runtime.head.console import Teller
 from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.options.run_terms import elsewhere
-from holdfast.runtime.run.events import Incarnation, Warned
+from holdfast.runtime.run.events import Incarnation, PreloadFailed, Warned
 from holdfast.runtime.run.lease import LASTS_S, RENEWED_EVERY_S
 from holdfast.runtime.run.program import changes
 from holdfast.runtime.run.progress import count
@@ -29,12 +29,12 @@ def tell_beginning(setup: JobSetup, teller: Teller, batch: str) -> None:
     for module in setup.missing_modules:
         reason = "there is no such module; correct --preload or install it"
         teller.say(f"{module} is not preloaded: {reason}")
-        setup.journal.record("preload_failed", module=module, message=reason)
+        setup.journal.record(PreloadFailed(module, reason))
     for text in () if setup.checked_hosts is None else setup.checked_hosts.unlike:
         teller.tell(Warned(f"{text} (--strict refuses such hosts)"))
     if setup.run.lost_step is not None:
         teller.tell(Warned(_lost(setup.run.lost_step, setup)))
-    setup.journal.record("job_started", **setup.started)
+    setup.journal.record(setup.started)
     if batch:
         teller.tell(Incarnation(batch))
 

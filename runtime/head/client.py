@@ -40,11 +40,11 @@ from holdfast.runtime.head.screen import live_columns, say
 from holdfast.runtime.head.visits import (
     BeginJob,
     ClientTaken,
-    EventKept,
     JobDone,
     LaunchOrdered,
     LostHead,
     PassSignals,
+    Standing,
     StopOrdered,
     ToClient,
 )
@@ -342,7 +342,7 @@ def attach_to(
     )
     hold(terms.directory)
     client = Client(terms, greeting.job, around, lease, signals, connect=connect)
-    client.show(HeadProcess(head.channel, head.process, options.heartbeat_timeout_s), greeting)
+    client.show(HeadProcess(head.channel, head.process, options.heartbeat_timeout_s))
     return client
 
 
@@ -370,14 +370,16 @@ class Client:
         connect: Connect = connect_to_head,
         clock: Callable[[], float] = witnessed_s,
     ) -> None:
-        from holdfast.runtime.head.job import LaunchLog  # a head has been started by now
-
         self.batch = batch
         self._terms = terms
         self._job = job
         self._lease = lease
         self._connect, self._clock = connect, clock
-        self._log = LaunchLog()
+        self._order: Mapping[str, Any] | None = None
+        self._standing = Standing()
+        """The order of the newest launch, and what it has come to."""
+        self._has_stood = False
+        """Whether the present head has told how its launch stands."""
         self._ended: JobDone | None = None
         self._deaths_in_vain = 0
         """How many heads in a row have died before anything happened."""
@@ -394,9 +396,8 @@ class Client:
         head.channel.post(to_message(BeginJob(self._job, after)), (1, 2))
         self._watch(head)
 
-    def show(self, head: HeadProcess, greeting: ClientTaken) -> None:
+    def show(self, head: HeadProcess) -> None:
         """Show the job of a head that was found."""
-        self._note(greeting)
         self._watch(head)
 
     def run(self) -> ExitCode:
@@ -419,7 +420,7 @@ class Client:
         return ExitCode(self._ended.exit_code)
 
     def _watch(self, head: HeadProcess) -> None:
-        self._head = head
+        self._head, self._has_stood = head, False
         self._name_head(head)
         self._reactor.watch_channel(head.channel, self._on_message, self._on_end)
         head.silence_s(self._clock(), live_columns())
@@ -443,22 +444,16 @@ class Client:
             case ClientTaken():
                 for fd in line.get(FDS, ()):
                     os.close(fd)  # this process has the lease
-                self._note(message)
             case LaunchOrdered(order):
-                self._log.begin(dict(order))
-            case EventKept(event):
-                self._deaths_in_vain = 0
-                self._log.note(dict(event))
+                self._order = order
+            case Standing():
+                if self._has_stood:  # something has happened since this head began
+                    self._deaths_in_vain = 0
+                self._has_stood, self._standing = True, message
             case StopOrdered():
                 self._stops.add(signal.SIGTERM)
             case JobDone():
                 self._ended = message
-
-    def _note(self, greeting: ClientTaken) -> None:
-        if greeting.order is not None:
-            self._log.begin(dict(greeting.order))
-            for event in greeting.told:
-                self._log.note(dict(event))
 
     def _on_end(self) -> None:
         if self._ended is None:
@@ -486,8 +481,9 @@ class Client:
                 f"the agent of this host died {self._deaths_in_vain} times before it did anything; "
                 "its messages are above; run `holdfast doctor`"
             )
-        order, told = self._log.order, tuple(self._log.events)
-        after = None if order is None else LostHead(order, told, reason)
+        after = None
+        if self._order is not None:
+            after = LostHead(self._order, self._standing, reason)
         self.start(self._connect(self._terms, None), after)
         self._pass_on(self._stops)
 

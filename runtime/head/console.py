@@ -12,30 +12,49 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.recovery.detector import Pause
-from holdfast.recovery.event import End, Launch
+from holdfast.recovery.event import (
+    LOST_WITH_ITS_HOST,
+    End,
+    Event,
+    Launch,
+    WorkerCompleted,
+    WorkerExited,
+    WorkerFailed,
+    WorkerStopped,
+    WorldFormed,
+)
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.head.screen import ProgressLog
-from holdfast.runtime.run.entries import Event, record, words_of
-from holdfast.runtime.run.event_kinds import EVENTS, Kind
+from holdfast.runtime.host.host_messages import LaunchOrder
+from holdfast.runtime.run import events
+from holdfast.runtime.run.entries import Entry, sentence_of
 from holdfast.runtime.run.events import (
-    Failure,
+    AgentKilled,
+    Epoch,
+    FaultStruck,
+    HeadFailed,
+    JobEnded,
+    Notice,
     OutputDropped,
     Paused,
+    PreloadFailed,
+    Recovery,
+    Relaunch,
+    Step,
+    TakenOver,
     Warned,
-    at_work,
+    WorkerFenced,
     death_counts,
 )
 from holdfast.runtime.run.progress import brief, count
-from holdfast.runtime.system.channel import Message
 from holdfast.runtime.worker.stacks import users_trace
 
 if TYPE_CHECKING:
-    from holdfast.runtime.run.journal import Record, Recorder
+    from holdfast.runtime.run.journal import Recorder
 
 _COUNTED = 1000
 """So many newest deaths are counted."""
@@ -43,14 +62,8 @@ _COUNTED = 1000
 _TRACE_LINES = 12
 """Of an exception that others survive."""
 
-PASSED_ON = frozenset(
-    {"host_lost", "host_refused", "host_back", "output_dropped", "pool_restarted", "pressure"}
-    | {"stalled", "suspected"}
-)
-"""Events that agents tell as they are recorded."""
-
-_LOST_WITH_ITS_HOST = "host"
-"""The limit of a death that follows from the loss of its host."""
+_OF_WORKERS = (WorldFormed, Epoch, WorkerCompleted, WorkerStopped, WorkerExited)
+"""Events that several workers tell: the first one records them, or it is seen to above."""
 
 
 class Teller:
@@ -70,8 +83,8 @@ class Teller:
 
     def tell(self, event: Event) -> None:
         """Say an event, and record it."""
-        self.say(words_of(event))
-        record(self._journal, event)
+        self.say(sentence_of(event))
+        self._journal.record(event)
 
 
 class JobConsole(Teller):
@@ -89,10 +102,11 @@ class JobConsole(Teller):
         self._write = write
         self._progress = progress
         self._is_verbose = options.verbose
-        self._errors: dict[int, Message] = {}
         self._unsaid: list[_Unsaid] = []
         self._traces: set[str] = set()
         """The exceptions that were shown, with their first lines at least."""
+        self._failed: set[int] = set()
+        """Workers whose error is known: others may go on, or all have it."""
         self._notices: set[str] = set()
         self._named_modules = options.named_modules
         self._failed_modules = set(job.missing_modules)
@@ -102,9 +116,10 @@ class JobConsole(Teller):
         self._world_step: int | None = None
         """From where the newest world trains on."""
         self._lost_lines = 0
-        self._pause: Pause | None = None
+        self._pause: Paused | None = None
         """The last time in which the job stood still."""
-        self._deaths = DeathLog()
+        self._causes: deque[tuple[str | None, str]] = deque(maxlen=_COUNTED)
+        """Host and cause of each worker that was not killed with others."""
         self._comebacks = Comebacks()
 
     @property
@@ -112,74 +127,71 @@ class JobConsole(Teller):
         """Whether all trainings so far are complete, and only the script goes on."""
         return self._progress is not None and self._progress.is_after_training
 
-    def attached(self, launch: Message) -> None:
+    def attached(self, order: LaunchOrder | None) -> None:
         """Record that another client shows the job from here on, with its launch."""
-        found = {name: launch[name] for name in ("generation", "workers") if name in launch}
-        self._journal.record("taken_over", agent=os.getpid(), **found)
+        config = None if order is None else order.config
+        found = (None, None) if config is None else (config.generation, config.workers)
+        self._journal.record(TakenOver(os.getpid(), *found))
 
     def lost_head(self, launch: Launch, reason: str) -> None:
         """Say that the head before this one is gone, and its workers with it."""
         self._show_launch(launch)
         if reason:
             self.say(f"killed the agent of this host and its workers: {reason}")
-            self._journal.record("agent_killed", reason=reason)
+            self._journal.record(AgentKilled(reason))
         else:
             self.say("the agent of this host died, and its workers with it")
-
-    def recall(self, message: Message) -> None:
-        """Remember a message that the head before this one has told about."""
-        if message.get("kind") == "worker_report":
-            report = message["report"]
-            if report.get("kind") == "error":
-                self._errors[message["worker"]] = report
-            if report.get("kind") == "complete":
-                self._completed_step = max(report["step"], self._completed_step)
-        elif message.get("kind") == "worker_exited" and not message["clean"]:
-            self._deaths.died(message, str(message["cause"]))
 
     def launching(self, command: Launch) -> None:
         """Say that a launch begins."""
         self._say_unsaid()
         self._show_launch(command)
+        workers = tuple(command.workers)
         if command.relaunch:
-            self.inform(f"relaunching {count(len(command.workers), 'worker')} ({command.reason})")
+            self.inform(f"relaunching {count(len(workers), 'worker')} ({command.reason})")
             self._journal.record(
-                "relaunch",
-                reason=command.reason,
-                spent=command.spent,
-                workers=list(command.workers),
-                is_renewal=command.is_renewal,
+                Relaunch(command.reason, workers, command.spent, command.is_renewal)
             )
-        self._journal.record(
-            "launch",
-            generation=command.generation,
-            workers=list(command.workers),
-            relaunch=command.relaunch,
-        )
+        self._journal.record(events.Launch(command.generation, workers, command.relaunch))
 
-    def heard(self, message: Message) -> None:
-        """Say the part of an agent's message that concerns the user."""
+    def show(self, event: Event) -> None:
+        """Say an event, as far as it concerns the user, and record it if the journal has such."""
         if self._progress is not None:
-            self._progress.heard(message)
-        match message.get("kind"):
-            case "worker_report":
-                self._heard_report(int(message["worker"]), message["report"])
-            case "worker_fenced":
-                self.say(_fenced_line(message))
-            case "worker_exited" if not message["clean"]:
-                self._died(message)
-            case "cut_off":
-                self.tell(Warned(message["text"]))
-            case "paused":
-                self.paused(Pause(message["began"], message["ended"]))
-            case "preload_failed":
-                self._not_preloaded(message["module"], message["message"], message.get("keeper"))
-            case str(kind) if kind in PASSED_ON:
-                self._pass_on(EVENTS[kind], message)
+            self._progress.show_event(event)
+        match event:
+            case Notice():
+                self._show_notice(event)
+            case WorldFormed(_, _, step):
+                self._world_step = step
+                self._say_unsaid()  # the others go on
+            case WorkerCompleted(_, step) if step > self._completed_step:
+                self._completed_step = step
+                self._journal.record(event)
+            case WorkerFailed(worker):
+                self._failed.add(worker)
+            case WorkerExited(is_clean=False):
+                self._show_death(event)
+            case Paused():
+                self.paused(event)
+            case PreloadFailed():
+                self._not_preloaded(event)
+            case WorkerFenced():
+                self.say(sentence_of(event))
+            case _ if event.NAME and not isinstance(event, _OF_WORKERS):
+                if event.IS_TOLD:
+                    self.say(sentence_of(event))
+                self._journal.record(event)
+        if isinstance(event, OutputDropped):
+            self._lost_lines = event.lines
 
-    def saw(self, record: Record) -> None:
-        """Say how the job goes on after deaths, as soon as the journal's records tell."""
-        for sentence in self._comebacks.saw(record):
+    def _show_notice(self, notice: Notice) -> None:
+        if notice.text not in self._notices:
+            self._notices.add(notice.text)
+            (self.inform if notice.is_progress else self.say)(notice.text)
+
+    def follow(self, entry: Entry[Any]) -> None:
+        """Say how the job goes on after deaths, as soon as the journal's lines tell."""
+        for sentence in self._comebacks.follow(entry):
             self._say_unsaid()
             self.inform(sentence)
 
@@ -187,16 +199,16 @@ class JobConsole(Teller):
         """Say that a launch is being killed."""
         self.say(f"ending the launch: {reason}")
 
-    def paused(self, pause: Pause) -> None:
+    def paused(self, pause: Paused) -> None:
         """Say once that the whole job stood still, also if two processes have seen it."""
         if self._pause is None or not pause.overlaps(self._pause):
-            self.tell(Paused(round(pause.seconds, 6), pause.ended))
+            self.tell(pause)
         self._pause = pause
 
     def abandoning(self, reason: str) -> None:
         """Say that a launch is given up although some of its processes do not end."""
         self.say(f"giving the launch up: {reason}")
-        self._journal.record("agent_killed", reason=reason)
+        self._journal.record(AgentKilled(reason))
 
     def lost_output(self) -> None:
         """Say, once at the end, how many lines were lost."""
@@ -240,9 +252,9 @@ class JobConsole(Teller):
                 "give --fresh"
             )
         if end.exit_code == ExitCode.RECOVERY_IMPOSSIBLE and not is_their_own:
-            for sentence in death_counts(self._deaths.own):
+            for sentence in death_counts(self._causes):
                 self.tell(Warned(sentence))
-        self._journal.record("job_ended", exit_code=end.exit_code, reason=end.reason)
+        self._journal.record(JobEnded(int(end.exit_code), end.reason))
 
     @property
     def _has_trained_nothing(self) -> bool:
@@ -257,53 +269,24 @@ class JobConsole(Teller):
             f"error: the head failed ({reason}); the workers go on, but are not relaunched if all "
             "die; report this with the lines above"
         )
-        self._journal.record("head_failed", reason=reason)
+        self._journal.record(HeadFailed(reason))
 
-    def _heard_report(self, worker: int, report: Mapping[str, Any]) -> None:
-        if report.get("kind") == "error":
-            self._errors[worker] = dict(report)
-        elif report.get("kind") == "world":
-            self._world_step = report.get("step")
-            self._say_unsaid()  # the others go on
-        elif report.get("kind") == "complete" and report["step"] > self._completed_step:
-            self._completed_step = report["step"]
-            fields = {name: value for name, value in report.items() if name != "kind"}
-            self._journal.record("completed", **fields)
-        elif report.get("kind") == "notice" and report["text"] not in self._notices:
-            self._notices.add(report["text"])
-            tell = self.inform if report.get("is_progress") else self.say
-            tell(report["text"])
+    def _show_death(self, end: WorkerExited) -> None:
+        """Say and record a death; that by an exception is said once others go on."""
+        if not end.collateral:
+            self._causes.append((end.host, end.cause))
+        if end.worker in self._failed:
+            self._unsaid.append(_Unsaid(sentence_of(end), end.traceback))
+        elif end.limit != LOST_WITH_ITS_HOST:  # one line tells of all its workers
+            self.say(sentence_of(end))
+        self._journal.record(end)
 
-    def _died(self, message: Message) -> None:
-        error = self._errors.get(message["worker"])
-        if error is None:
-            cause, trace = str(message["cause"]), {}
-            if message.get("limit") != _LOST_WITH_ITS_HOST:  # one line tells of all its workers
-                self.say(_died_line(message, cause))
-        else:
-            cause = f"{error['type']}: {error['message']}"
-            trace = {"traceback": error.get("traceback", "")}
-            line = _died_line(message | {"where": error.get("where")}, cause)
-            self._unsaid.append(_Unsaid(line, error.get("traceback", "")))
-        self._journal.record("failure", **self._deaths.died(message | trace, cause))
-
-    def _pass_on(self, kind: Kind, message: Message) -> None:
-        """Record an event that an agent tells, and say it if people are told of its kind."""
-        event = kind.read(message)
-        if event is None:
-            return
-        if kind.is_told:
-            self.say(words_of(event))
-        if isinstance(event, OutputDropped):
-            self._lost_lines = event.lines
-        record(self._journal, event)
-
-    def _not_preloaded(self, module: str, reason: str, keeper: str | None = None) -> None:
+    def _not_preloaded(self, failed: PreloadFailed) -> None:
         """Say once that a module is not preloaded, if the user has named it or asks for more.
 
-        A ``keeper`` is a library that keeps a thread running.  It keeps every module that
-        imports it out of the pool, so each launch is slower, and it is told once for all of them.
+        A keeper makes each launch slower, and is told once for all of its modules.
         """
+        module, keeper = failed.module, failed.keeper
         if module in self._failed_modules:
             return
         self._failed_modules.add(module)
@@ -314,15 +297,14 @@ class JobConsole(Teller):
             is_told = module in self._named_modules
         if self._is_verbose or is_told:
             costs = "" if keeper is None else "; each launch imports it anew"
-            self.say(f"{module} is not preloaded: {reason}{costs}")
-        self._journal.record("preload_failed", module=module, message=reason)
+            self.say(f"{module} is not preloaded: {failed.message}{costs}")
+        self._journal.record(failed)
 
     def _say_in_a_line(self, text: str) -> None:
         one_line = " ".join(text.split())  # an error of the program may have several
         self._write(f"holdfast: {one_line}\n".encode(errors="replace"))
 
     def _show_launch(self, launch: Launch) -> None:
-        self._deaths.launching(launch.workers)
         if self._progress is not None:
             self._progress.launching(len(launch.workers))
 
@@ -343,31 +325,6 @@ class _Unsaid(NamedTuple):
     traceback: str
 
 
-class DeathLog:
-    """The deaths of a job."""
-
-    def __init__(self) -> None:
-        self._places: dict[int, int] = {}
-        self.own: deque[tuple[str | None, str]] = deque(maxlen=_COUNTED)
-        """Host and cause of each worker that was not killed with others."""
-
-    def launching(self, workers: Sequence[int]) -> None:
-        """Take note of the ranks of a launch's workers."""
-        self._places.update({worker: rank for rank, worker in enumerate(workers)})
-
-    def died(self, message: Message, cause: str) -> Message:
-        """Return the journal's fields of a death, and remember it."""
-        worker = message["worker"]
-        if not message.get("collateral"):
-            self.own.append((message.get("host"), cause))
-        fields = {name: message[name] for name in Failure._fields if name in message}
-        return fields | {
-            "worker": worker,
-            "cause": cause,
-            "launch_rank": self._places.get(worker),
-        }
-
-
 class Comebacks:
     """What follows on deaths: survivors go on, or another launch does.
 
@@ -379,67 +336,48 @@ class Comebacks:
         self._faults: dict[int, float] = {}
         self._deaths: dict[int, float] = {}
         """The workers of the newest launch that are dead, and since when."""
-        self._recoveries: list[Record] = []
+        self._recoveries: list[Entry[Recovery]] = []
         """Those that wait for a death to be told."""
         self._left_at: float | None = None
         self._generation = 0
         self._is_relaunched = False
 
-    def saw(self, record: Record) -> list[str]:
-        """Take note of a record of the journal; return what there is to say."""
-        match record["event"]:
-            case "fault":
-                self._faults[record["worker"]] = record["now"]
-            case "failure":
-                worker, died = record["worker"], float(record["now"])
-                self._left_at = self._deaths[worker] = self._faults.get(worker, died)
-            case "stopped":
-                self._left_at = record["now"]
-            case "recovery":
-                self._recoveries.append(record)
-            case "relaunch":
+    def follow(self, entry: Entry[Any]) -> list[str]:
+        """Take note of a line of the journal; return what there is to say."""
+        now = entry.now
+        match entry.event:
+            case FaultStruck(_, worker):
+                self._faults[worker] = now
+            case WorkerExited(worker):
+                self._left_at = self._deaths[worker] = self._faults.get(worker, now)
+            case WorkerStopped():
+                self._left_at = now
+            case Recovery():
+                self._recoveries.append(entry)
+            case Relaunch():
                 self._is_relaunched = True
-                self._left_at = self._left_at or record["now"]
-            case "launch":
-                self._generation = record["generation"]
+                self._left_at = self._left_at or now
+            case events.Launch(generation):
+                self._generation = generation or 0
                 self._faults, self._deaths, self._recoveries = {}, {}, []
-            case "step" if self._is_relaunched and record["generation"] >= self._generation:
-                return [self._relaunched(record)]
-        told = [each for each in self._recoveries if set(each["lost"]) <= self._deaths.keys()]
+            case Step() as step if self._is_relaunched and step.generation >= self._generation:
+                return [self._relaunched(step, now)]
+        told = [each for each in self._recoveries if set(each.event.lost) <= self._deaths.keys()]
         self._recoveries = [each for each in self._recoveries if each not in told]
         return list(map(self._recovered, told))
 
-    def _relaunched(self, step: Record) -> str:
-        took_s = step["now"] - (self._left_at or step["now"])
-        before = step["step"] - step.get("steps", 1)
+    def _relaunched(self, step: Step, now: float) -> str:
+        took_s = now - (self._left_at or now)
         self._is_relaunched, self._left_at = False, None
-        return f"relaunched in {brief(took_s)}, goes on from step {before}"
+        return f"relaunched in {brief(took_s)}, goes on from step {step.first - 1}"
 
-    def _recovered(self, recovery: Record) -> str:
-        ended = recovery["now"]
-        detected = ended - (recovery.get("next_step_ms") or 0.0) / 1000
-        took_s = ended - min([self._deaths[each] for each in recovery["lost"]] + [detected])
-        left = len(recovery["survivors"])
+    def _recovered(self, entry: Entry[Recovery]) -> str:
+        recovery = entry.event
+        detected = entry.now - (recovery.next_step_ms or 0.0) / 1000
+        took_s = entry.now - min([self._deaths[each] for each in recovery.lost] + [detected])
+        left = len(recovery.survivors)
         goes = "goes" if left == 1 else "go"
         return f"recovered in {brief(took_s)}, {count(left, 'worker')} {goes} on"
-
-
-def _fenced_line(message: Message) -> str:
-    """Return the line of a worker that is killed because it stands still."""
-    worker, seconds, step = message["worker"], message["silent_s"], message["step"]
-    if message.get("limit") == "stall":
-        how = f"has kept the others waiting for {seconds:.1f} s"
-    else:
-        how = f"has been silent for {seconds:.1f} s"
-    is_reading = bool(message.get("is_reading"))
-    place = at_work(message.get("where", ""), message.get("samples"), step, is_reading=is_reading)
-    return f"worker {worker} {how} after step {step}{place}: killing it"
-
-
-def _died_line(message: Message, cause: str) -> str:
-    """Return the line of a worker that is dead, with the place in the script if it is known."""
-    line, where = Failure(message["worker"], cause, message["step"]).words(), message.get("where")
-    return f"{line}, in {where}" if where else line
 
 
 def _first_lines(trace: str) -> str:

@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from holdfast.recovery.event import (
     AbandonLaunch,
@@ -28,27 +29,39 @@ from holdfast.recovery.event import (
     Event,
     KillLaunch,
     Launch,
+    LaunchEnded,
     Renew,
     StopAsked,
     TimeIsShort,
+    WorkerCompleted,
     WorkerExited,
+    WorkerJoined,
 )
 from holdfast.recovery.fault import Moment, RandomFaults, faults_of_launch, parse_faults
-from holdfast.recovery.job import JobMachine, JobState, RestartBudget
+from holdfast.recovery.job import DECIDED, JobMachine, JobState, RestartBudget
 from holdfast.recovery.launch import LaunchClock, LaunchLimits, Situation
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.schedulers import TimeDue
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.console import JobConsole
-from holdfast.runtime.head.job import Job, LaunchLog, config_of, event_of, fault_address, launch_of
+from holdfast.runtime.head.job import Job, LaunchLog, config_of
 from holdfast.runtime.head.orders import HeardSignals
 from holdfast.runtime.head.run_link import RunLink
-from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.events import Deadline, HungUp, Renewing, SignalRepeated, Warned
+from holdfast.runtime.head.visits import Standing
+from holdfast.runtime.host.host_messages import LaunchOrder, Order
+from holdfast.runtime.run.checkpoint_events import CheckpointFailed
+from holdfast.runtime.run.entries import Entry
+from holdfast.runtime.run.events import (
+    Deadline,
+    FaultStruck,
+    HungUp,
+    PoolRestarted,
+    PoolWarmed,
+    Renewing,
+    SignalRepeated,
+    Warned,
+)
 from holdfast.runtime.run.failure_history import RunHistory
-from holdfast.runtime.run.journal import Record
-from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.codec import from_plain
 
 _IDLE_POLLS = 10
 """After so many the end of a launch would have been told, if there was one."""
@@ -78,7 +91,7 @@ class Decider:
         job: Job,
         run: RunLink,
         console: JobConsole,
-        obey: Callable[[Message], None],
+        obey: Callable[[Order], None],
         place: Callable[[int], tuple[str, ...]] = lambda _: (),
     ) -> None:
         self._job = job
@@ -100,7 +113,7 @@ class Decider:
         self._is_complete = False
         """Whether a worker has told that all trainings are complete."""
         self.limits = job.limits
-        self.log = LaunchLog()
+        self.log = LaunchLog(job)
         self.end: End | None = None
         self._heard = HeardSignals(self.limits.stops)
 
@@ -108,48 +121,45 @@ class Decider:
         """Begin the job with its first launch."""
         self._carry_out(self._machine.start())
 
-    def go_on(self, order: Message, told: list[Message], reason: str) -> Message | None:
-        """Go on after a head that has died with its workers.
-
-        ``order`` is that of its last launch, ``told`` what it had come to.  Returns the end of that
-        launch, which is an event still to come; None if it was told before.
-        """
-        launch = launch_of(order)
-        self._history = RunHistory(
-            from_plain(WorkerConfig, order["config"]).history, time.monotonic()
-        )
+    def go_on(self, order: LaunchOrder, standing: Standing, reason: str) -> None:
+        """Go on after a head that has died with its workers, whose last launch this was."""
+        launch = order.launch
+        self._history = RunHistory(order.config.history, time.monotonic())
         self._console.lost_head(launch, reason)
         self._machine.take_over(launch)
         self.log.begin(order)
-        for message in told:
-            self._console.recall(message)
-            self._decide(message)
-        if self.log.order is not order or self.end is not None:
-            return None  # the launch had ended before its head
-        view = self._machine.view
-        for worker in sorted(set(view.workers) - set(view.exits)):
-            self._handle(WorkerExited(worker, is_clean=False, cause="its agent died"))
-        return {"kind": "launch_ended", "generation": view.generation, "words": ""}
+        first, *_ = launch.workers
+        if standing.is_up:
+            for worker in launch.workers:
+                self._handle(WorkerJoined(worker))
+        if standing.saved_step is not None:
+            self._handle(CheckpointCommitted(first, standing.saved_step))
+        for worker in launch.workers:
+            self._handle(WorkerExited(worker, cause="its agent died"))
 
-    def on_message(self, message: Message) -> None:
-        """Tell the user of an agent's message, and pass its event to the machine."""
-        kind = message["kind"]
-        self._is_complete |= kind == "worker_report" and message["report"]["kind"] == "complete"
-        if kind in ("warm", "pool_restarted"):
-            self._is_warm = kind == "warm"  # the pool has imported everything
+    def on_event(self, event: Event) -> None:
+        """Tell the user of an event, and pass it to the machine."""
+        self._is_complete |= isinstance(event, WorkerCompleted)
+        if isinstance(event, PoolWarmed | PoolRestarted):
+            self._is_warm = isinstance(event, PoolWarmed)  # it has imported everything
         if self._has_failed:
-            self._end_with_launch(kind)
+            if isinstance(event, LaunchEnded):
+                self._end_undecided()
             return
-        self._console.heard(message)
-        self._decide(message)
+        self._console.show(event)
+        if isinstance(event, CheckpointCommitted):
+            self.limits.saved(event)
+        if type(event) in DECIDED:
+            self._handle(event)
 
-    def on_record(self, record: Record) -> None:
-        """Take note of a record of the journal, of any process."""
-        self._history.saw(record)
-        if record["event"] == "fault":
-            self._struck.add(fault_address(record))
-        elif record["event"] == "checkpoint_failed":  # perhaps the directory is gone
-            self._run.check()
+    def on_record(self, entry: Entry[Any]) -> None:
+        """Take note of a line of the journal, of any process."""
+        self._history.count(entry)
+        match entry.event:
+            case FaultStruck() as fault:
+                self._struck.add(fault.address)
+            case CheckpointFailed():  # perhaps the directory is gone
+                self._run.check()
 
     def poll(self, now: float, *, is_idle: bool, is_held: bool = False) -> None:
         """Mind the time of the job and the bounds of its launch; call it twice a second.
@@ -186,10 +196,6 @@ class Decider:
             self._has_failed = True
             self._console.failed(error)
 
-    def _end_with_launch(self, kind: str) -> None:
-        if kind == "launch_ended":
-            self._end_undecided()
-
     def _end_undecided(self) -> None:
         """End the job after an error: as complete if a worker has told so."""
         if self._is_complete:
@@ -223,7 +229,7 @@ class Decider:
 
     def save(self) -> None:
         """Ask the workers for a checkpoint."""
-        self._obey_agent({"kind": "request", "what": "save"})
+        self._obey_agent(AskToSave())
 
     def stop(self, *, is_urgent: bool) -> None:
         """Stop the job with a checkpoint, or at once, because a person has asked for it."""
@@ -240,9 +246,9 @@ class Decider:
         return self._has_stopped or self._machine.is_stopping
 
     def _stop_without_machine(self) -> None:
-        what = "kill" if self._has_stopped else "request"
+        order = KillLaunch("stopping at once") if self._has_stopped else AskToStop()
         self._has_stopped = True
-        self._obey_agent({"kind": what, "what": "stop"})
+        self._obey_agent(order)
 
     def _mind_time(self) -> None:
         """Stop before the time of the job is up, and cut short what would not end by then."""
@@ -260,13 +266,6 @@ class Decider:
         if is_late and self._machine.state is not JobState.ENDING:
             self._handle(StopAsked(ExitCode.STOPPED_EARLY))  # the second request means "now"
 
-    def _decide(self, message: Message) -> None:
-        event = event_of(message)
-        if isinstance(event, CheckpointCommitted):
-            self.limits.saved(message["report"])
-        if event is not None:
-            self._handle(event)
-
     def _handle(self, event: Event) -> None:
         if self.end is None:
             self._carry_out(self._machine.handle(event))
@@ -276,21 +275,19 @@ class Decider:
             match command:
                 case Launch():
                     self._launch(command)
-                case KillLaunch(reason, is_urgent):
-                    self._console.killing(reason)
-                    self._obey_agent({"kind": "kill", "is_urgent": is_urgent})
-                case AbandonLaunch(reason):
-                    self._console.abandoning(reason)
-                    self._obey_agent({"kind": "abandon", "reason": reason})
-                case AskToSave():
-                    self.save()
-                case AskToStop():
-                    self._obey_agent({"kind": "request", "what": "stop"})
-                case Renew(reason):
-                    self._console.tell(Renewing(reason))
-                    self._obey_agent({"kind": "request", "what": "renew"})
                 case End():
                     self._finish(command)
+                case KillLaunch(reason):
+                    self._console.killing(reason)
+                    self._obey_agent(command)
+                case AbandonLaunch(reason):
+                    self._console.abandoning(reason)
+                    self._obey_agent(command)
+                case Renew(reason):
+                    self._console.tell(Renewing(reason))
+                    self._obey_agent(command)
+                case AskToSave() | AskToStop():
+                    self._obey_agent(command)
 
     def _launch(self, launch: Launch) -> None:
         self._console.launching(launch)

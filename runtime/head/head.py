@@ -20,13 +20,14 @@ import dataclasses
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+from holdfast.recovery.event import HostLost, LaunchEnded
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.decider import Decider
-from holdfast.runtime.head.job import OF_HOSTS, Job
+from holdfast.runtime.head.job import Job, LaunchLog
 from holdfast.runtime.head.job_hosts import JobHosts
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.head.save_requests import SaveRequests
@@ -41,7 +42,6 @@ from holdfast.runtime.head.visits import (
     ClientPing,
     ClientRefused,
     ClientTaken,
-    EventKept,
     HeadPong,
     HeadStatus,
     JobDone,
@@ -52,16 +52,19 @@ from holdfast.runtime.head.visits import (
     PassSignals,
     Refused,
     ShowJob,
+    Standing,
     StopOrdered,
 )
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
+from holdfast.runtime.host.host_messages import LaunchOrder, Logged, News, Traced
 from holdfast.runtime.host.peers import PeerSilence, kill_peer, kill_standing_parent
+from holdfast.runtime.run.entries import Entry
 from holdfast.runtime.run.events import Warned
-from holdfast.runtime.run.journal import Record
+from holdfast.runtime.run.journal import Records
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.saving.run_files import RunLost, RunWarning
 from holdfast.runtime.system.channel import FDS, Channel, Message
-from holdfast.runtime.system.codec import from_plain
+from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.processes import is_stopped
 from holdfast.runtime.system.witnessed_time import witnessed_s
@@ -85,7 +88,7 @@ class Head:
         self._client: _Client | None = None
         self._job: _RunningJob | None = None
         self._hosts: JobHosts | None = None
-        self._held: Message | None = None
+        self._held: LaunchEnded | None = None
         """The end of a launch that is followed by no other one before a host is back."""
         self._job_fields: Message = {}
         self._stoppers: list[Channel] = []
@@ -266,7 +269,7 @@ class Head:
             self._begin(asked)
         elif self._job is not None:
             with self._job.errors_told():
-                self._job.console.attached(self._job.decider.log.summary or {})
+                self._job.console.attached(self._job.decider.log.order)
         assert self._job is not None
         self._greet(client, self._job)
 
@@ -285,8 +288,8 @@ class Head:
     def _begin(self, message: BeginJob) -> None:
         """Begin the job, or go on with it after another head."""
         after = message.after
-        events = [] if after is None else [dict(event) for event in after.told]
-        job = _without_lost(from_plain(Job, message.job), events)
+        job = from_plain(Job, message.job)
+        job = job if after is None else job.after(after.standing)
         lost = {"losses": dict(job.losses), "missing": list(job.missing)}
         self._job_fields = {**message.job, **lost}
         lease = -1 if self._lease is None else self._lease.fileno()
@@ -308,25 +311,24 @@ class Head:
             if after is None:
                 decider.begin()
             else:
-                told = [event for event in events if event["kind"] not in OF_HOSTS]
-                self._hosts.follow(dict(after.order), events)
-                ended = decider.go_on(dict(after.order), told, after.reason)
-                if ended is not None:
-                    self._agent.tell(ended)
+                if after.standing.may_live_elsewhere:
+                    self._hosts.hold("another host", job.config.options.heartbeat_timeout_s)
+                decider.go_on(from_plain(LaunchOrder, after.order), after.standing, after.reason)
+                self._agent.tell(LaunchEnded())
 
     def _greet(self, client: _Client, job: _RunningJob) -> None:
         """Tell a client all that it needs to start another head, should this one die."""
         fds = () if self._lease is None else (self._lease.fileno(),)
+        order = job.decider.log.order
         greeting = ClientTaken(
             job=self._job_fields,
-            order=job.decider.log.order,
-            told=tuple(job.decider.log.events),
+            order=None if order is None else to_plain(order),
             directory=str(self._agent.settings.directory),
             cwd=os.getcwd(),
             environment=dict(os.environ),
         )
         client.channel.post(to_message(greeting), fds)
-        client.order = job.decider.log.order
+        client.follow(job.decider.log)
 
     def _speak_to(self, fds: Sequence[int]) -> None:
         """Let lines and output go to the stdout and stderr of a new client."""
@@ -373,37 +375,33 @@ class Head:
 
         visitor.on_message, visitor.on_end = (lambda _: None), leave
 
-    def _handle(self, job: _RunningJob, event: Message) -> None:
-        """Handle one event of the agent; the client gets what another head would need."""
-        if event["kind"] == "records":
-            with job.errors_told():
-                job.run.take(event)
-            return
-        if event["kind"] == "traced":
-            job.run.trace(event)
-            return
-        if event["kind"] == "logged":
-            job.run.log(event["worker"], event["host"], event["lines"], event["lost"])
-            return
-        if event["kind"] == "host_lost" and self._hosts is not None:
-            found = self._hosts.lose(event["host"], event.get("leased_s", 0.0))
-            if found is None:
+    def _handle(self, job: _RunningJob, event: News) -> None:
+        """Handle one piece of news; the client gets what another head would need."""
+        match event:
+            case Records():
+                with job.errors_told():
+                    job.run.take(event)
                 return
-            event = {**event, **found}
-        if event["kind"] == "launch_ended" and self._waits_for_hosts(job):
-            self._held = event
-            return
+            case Traced():
+                job.run.trace(event)
+                return
+            case Logged():
+                job.run.log(event.worker, event.host, event.lines, event.lost)
+                return
+            case HostLost() if self._hosts is not None:
+                found = self._hosts.lose(event)
+                if found is None:
+                    return
+                event = found
+            case LaunchEnded() if self._waits_for_hosts(job):
+                self._held = event
+                return
         log = job.decider.log
-        is_kept = log.note(event)
+        log.note(event)
         with job.errors_told():
-            job.decider.on_message(event)
-        client = self._client
-        if client is not None:
-            if is_kept:
-                client.channel.post(to_message(EventKept(event)))
-            if client.order is not log.order and log.order is not None:
-                client.order = log.order
-                client.channel.post(to_message(LaunchOrdered(log.order)))
+            job.decider.on_event(event)
+        if self._client is not None:
+            self._client.follow(log)
 
     def _waits_for_hosts(self, job: _RunningJob) -> bool:
         """Return whether the next launch must wait for a host; the user is told once."""
@@ -430,13 +428,23 @@ class _Client:
         self.is_silent = False
         self.has_hung_up = False
         """Whether its terminal is gone, so that nobody sees what it shows."""
-        self.order: Message | None = None
-        """The order of the launch that it was told last."""
+        self._order: LaunchOrder | None = None
+        self._standing: Standing | None = None
+        """The launch that it was told of last, and what that had come to."""
 
     @property
     def is_replaceable(self) -> bool:
         """Whether another client may show the job in its place."""
         return self.is_silent or self.has_hung_up
+
+    def follow(self, log: LaunchLog) -> None:
+        """Tell it what is new of the newest launch."""
+        if log.order is not None and log.order is not self._order:
+            self._order = log.order
+            self.channel.post(to_message(LaunchOrdered(to_plain(log.order))))
+        if log.standing != self._standing:
+            self._standing = log.standing
+            self.channel.post(to_message(log.standing))
 
     def poll(self, now: float) -> None:
         """Find out whether it stands still."""
@@ -462,11 +470,11 @@ class _RunningJob:
         except Exception as error:
             self.decider.failed(error)
 
-    def on_record(self, record: Record) -> None:
-        """Take note of a record of any process."""
-        self.decider.on_record(record)
-        self.console.saw(record)
-        self.saves.saw(record)
+    def on_record(self, entry: Entry[Any]) -> None:
+        """Take note of a line of any process."""
+        self.decider.on_record(entry)
+        self.console.follow(entry)
+        self.saves.follow(entry)
 
     def on_directory(self, told: RunWarning | RunLost) -> None:
         """Show a sentence about the run directory, or end the job without it."""
@@ -475,20 +483,3 @@ class _RunningJob:
                 self.decider.lose_directory(ExitCode(told.exit_code), told.reason)
             else:
                 self.console.tell(Warned(told.text))
-
-
-def _without_lost(job: Job, told: Iterable[Message]) -> Job:
-    """Return a job with the losses of hosts that the head before this one has told.
-
-    Without another host, the launch waits for those that are missing.
-    """
-    losses = Counter(job.losses)
-    missing = dict.fromkeys(job.missing)
-    for event in told:
-        if event["kind"] == "host_lost":
-            losses[event["host"]] += 1
-            missing[event["host"]] = None
-        elif event["kind"] == "host_back":
-            missing.pop(event["host"], None)
-    found = dataclasses.replace(job, losses=dict(losses), missing=tuple(missing))
-    return found if found.terms.slots else dataclasses.replace(found, missing=())

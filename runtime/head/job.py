@@ -1,53 +1,35 @@
 """What a head is told of its job, and what it tells its client, so that another head can go on.
 
-A `Job` is settled before the head starts (`job_setup`).  A client keeps the newest launch and
-what it has come to (`LaunchLog`): if the head dies, the next one decides from that as the last
-one would have done.
-
-Of the events of a launch a log keeps as few as that needs.  The job's machine looks at the newest
-world and checkpoint only, and at one report of each kind from each worker.  So older ones are
-forgotten, and the log of a launch that runs for months stays as small as that of its first minute.
+A `Job` is settled before the head starts (`job_setup`).  A client keeps the order of the newest
+launch and its `Standing`.  If the head dies, its workers have died with it, so the next one needs
+no more: it counts the launch as lost.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.event import (
     CheckpointCommitted,
-    Event,
+    HostBack,
+    HostLost,
     Launch,
-    LaunchEnded,
-    LaunchRenewing,
-    SlotsChanged,
-    WorkerCompleted,
     WorkerExited,
-    WorkerFailed,
     WorkerJoined,
-    WorkerStopped,
-    WorldFormed,
+    WorldNamed,
 )
 from holdfast.recovery.job import JobTerms
 from holdfast.recovery.placement import HostSlots, total_slots, usable_hosts
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.head.orders import TimeLimits
-from holdfast.runtime.options.mca_settings import pair_of
+from holdfast.runtime.head.visits import Standing
+from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder, News
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.codec import from_plain, to_plain
-
-_DEATHS = frozenset({"InjectedFault", "WorldLost"})
-"""Errors of a worker that are no mistake of its script: a relaunch may cure them."""
-
-_OF_A_WORKER = frozenset({"worker_started", "worker_exited"})
-OF_HOSTS = frozenset({"host_lost", "host_back"})
-"""Events of the whole job: another head must know whom this one has lost."""
-_KEPT_REPORTS = frozenset({"joined", "world", "checkpoint", "error", "complete", "stopped"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,22 +89,25 @@ class Job:
             spares=options.spares,
         )
 
-    def order_of(self, launch: Launch, config: WorkerConfig) -> Message:
+    def order_of(self, launch: Launch, config: WorkerConfig) -> LaunchOrder:
         """Return the agent's order for a launch whose workers are told ``config``."""
         options = self.config.options
-        return {
-            "kind": "launch",
-            "config": to_plain(config),
-            "mpi": {
-                "mpiexec": str(self.mpiexec),
-                "library": self.mpi_library,
-                "ulfm": options.shrink,
-                "network": (self.network or options.network) if self.hosts else None,
-                "mca": [[*pair_of(setting)] for setting in options.mca],
-            },
-            "relaunch": launch.relaunch,
-            "spent": launch.spent,
-        }
+        mpi = MpiOrder(
+            mpiexec=self.mpiexec,
+            library=self.mpi_library,
+            ulfm=options.shrink,
+            network=(self.network or options.network) if self.hosts else None,
+            mca=tuple(options.mca),
+        )
+        return LaunchOrder(config, mpi, launch.relaunch, launch.spent)
+
+    def after(self, standing: Standing) -> Job:
+        """Return the job with the losses of hosts that another head has seen.
+
+        Without another host, the launch waits for those that are missing.
+        """
+        found = dataclasses.replace(self, losses=standing.losses, missing=standing.missing)
+        return found if found.terms.slots else dataclasses.replace(found, missing=())
 
     @property
     def asked(self) -> list[Any]:
@@ -131,139 +116,68 @@ class Job:
         return [False, str(options.script), *options.argv]
 
 
-def fault_address(record: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return which fault of ``--inject`` a ``fault`` of the journal was."""
-    victim = "host" if record.get("host") else "worker"
-    return tuple(record.get(name) for name in (victim, "step", "site", "attempt"))
-
-
-def launch_of(order: Message) -> Launch:
-    """Return the launch of an agent's order, for a head that takes it over."""
-    config = from_plain(WorkerConfig, order["config"])
-    return Launch(
-        config.generation, config.workers, order["relaunch"], "taken over", order["spent"]
-    )
-
-
-def may_go_on_elsewhere(order: Message, told: Iterable[Message], own: str) -> bool:
-    """Return whether workers may live whose head has died: all that it had were on other hosts.
-
-    Those on its ``own`` host died with it, and no world goes on without its members.  Those of the
-    world that was named last count: it may lack a worker that hung on the own host.  A host that
-    was lost with the whole world may have it still.
-    """
-    told = list(told)
-    named = [event["workers"] for event in told if event["kind"] == "world_named"]
-    ended = {event["worker"] for event in told if event["kind"] == "worker_exited"}
-    host_of = from_plain(WorkerConfig, order["config"]).host_of
-    members = set(named[-1] if named else host_of) - ended
-    left = {host for worker, host in host_of.items() if worker in members}
-    has_lost_all = any(event.get("leased_s") for event in told)
-    return has_lost_all or (bool(left) and own not in left)
-
-
 class LaunchLog:
-    """The order of the newest launch, and what it has come to so far."""
+    """What another head must know of the newest launch, should this one die."""
 
-    def __init__(self) -> None:
-        self.order: Message | None = None
-        self._events: dict[tuple[object, ...], Message] = {}
+    def __init__(self, job: Job) -> None:
+        self.order: LaunchOrder | None = None
+        self.standing = Standing(losses=dict(job.losses), missing=job.missing)
+        self._joined: set[WorkerId] = set()
+        self._members: set[WorkerId] = set()
+        """Those of the world that was named last, as far as they live: one that hangs on the
+        head's own host may be none of it."""
+        self._is_leased = False
+        """Whether a host that was lost has the whole world, and may not know of its loss."""
+        self._own = job.hosts[0].name if job.hosts else ""
 
-    def begin(self, order: Message) -> None:
+    def begin(self, order: LaunchOrder) -> None:
         """Forget the last launch; ``order`` is the agent's order for this one."""
-        self.order = order
-        self._events = {key: found for key, found in self._events.items() if key[0] in OF_HOSTS}
+        self.order, self._joined, self._is_leased = order, set(), False
+        self._members = set(order.config.workers)
+        self._stand(is_up=False, saved_step=None)
 
-    def note(self, event: Message) -> bool:
-        """Keep ``event`` if a machine decides by it, in place of an older one of its kind."""
-        key = _key_of(event)
-        if key is not None:
-            self._events.pop(key, None)
-            self._events[key] = event
-        return key is not None
+    def note(self, event: News) -> None:
+        """Take note of what has happened."""
+        before = self.standing
+        match event:
+            case WorkerJoined(worker):
+                self._joined.add(worker)
+                self._stand(is_up=self._joined >= self._members)
+            case CheckpointCommitted(_, step):
+                self._stand(saved_step=step)
+            case WorldNamed(workers):
+                self._members = set(workers)
+                self._stand()
+            case WorkerExited(worker):
+                self._members.discard(worker)
+                self._stand()
+            case HostLost(host, leased_s=leased_s):
+                self._is_leased |= bool(leased_s)
+                losses = {**before.losses, host: before.losses.get(host, 0) + 1}
+                self._stand(losses=losses, missing=tuple(dict.fromkeys([*before.missing, host])))
+            case HostBack(host):
+                self._stand(missing=tuple(name for name in before.missing if name != host))
+
+    def _stand(self, **changed: Any) -> None:
+        host_of = {} if self.order is None else self.order.config.host_of
+        left = {host_of[worker] for worker in self._members if worker in host_of}
+        is_elsewhere = self._is_leased or (bool(left) and self._own not in left)
+        self.standing = dataclasses.replace(
+            self.standing, may_live_elsewhere=is_elsewhere, **changed
+        )
 
     @property
     def summary(self) -> Message | None:
         """The launch as people know it, None before the first one."""
         if self.order is None:
             return None
-        config = self.order["config"]
+        config = self.order.config
         return {
-            "script": config["options"]["script"],
-            "generation": config["generation"],
-            "workers": list(config["workers"]),
-            "relaunch": self.order["relaunch"],
+            "script": str(config.options.script),
+            "generation": config.generation,
+            "workers": list(config.workers),
+            "relaunch": self.order.relaunch,
         }
-
-    @property
-    def events(self) -> tuple[Message, ...]:
-        """The kept events, the newest last."""
-        return tuple(self._events.values())
-
-
-def _key_of(event: Message) -> tuple[object, ...] | None:
-    kind = event["kind"]
-    if kind in OF_HOSTS:
-        return (kind, event["host"], event.get("losses"))
-    if kind in _OF_A_WORKER:
-        return (kind, event["worker"])
-    if kind in ("launch_ended", "renewing", "world_named"):
-        return (kind,)
-    if kind != "worker_report" or event["report"].get("kind") not in _KEPT_REPORTS:
-        return None
-    report = event["report"]["kind"]
-    return (report,) if report == "checkpoint" else (report, event["worker"])
-
-
-def event_of(message: Message) -> Event | None:
-    """Return the job's event for an agent's message, None if the message changes nothing."""
-    kind = message.get("kind")
-    if kind == "worker_exited":
-        worker = WorkerId(message["worker"])
-        return WorkerExited(worker, bool(message["clean"]), str(message["cause"]))
-    if kind == "renewing":
-        return LaunchRenewing(WorkerId(message["worker"]))
-    if kind in OF_HOSTS:
-        return SlotsChanged(int(message["slots"]))
-    if kind == "launch_ended":
-        words = str(message["words"])
-        return LaunchEnded(f"mpiexec started no worker: {words}" if words else "")
-    if kind != "worker_report":
-        return None
-    report = message["report"]
-    translate = _REPORTS.get(report.get("kind"))
-    return None if translate is None else translate(WorkerId(message["worker"]), report)
-
-
-def _failed(worker: WorkerId, report: Mapping[str, str]) -> WorkerFailed:
-    return WorkerFailed(
-        worker,
-        kind=report["type"],
-        message=report["message"],
-        traceback=report["traceback"],
-        exit_code=ExitCode(int(report["exit_code"])),
-        is_death=report["type"] in _DEATHS,
-        is_in_training=bool(report.get("is_in_training")),
-    )
-
-
-def _formed(worker: WorkerId, report: Message) -> WorldFormed:
-    workers = tuple(WorkerId(member) for member in report["workers"])
-    return WorldFormed(report["generation"], workers, report["step"])
-
-
-_REPORTS: dict[object, Callable[[WorkerId, Message], Event]] = {
-    "joined": lambda worker, report: WorkerJoined(worker),
-    "world": _formed,
-    "checkpoint": lambda worker, report: CheckpointCommitted(worker, report["step"]),
-    "error": _failed,
-    "complete": lambda worker, report: WorkerCompleted(
-        worker, report["step"], report["sha256"], bool(report["is_first"])
-    ),
-    "stopped": lambda worker, report: WorkerStopped(
-        worker, report["step"], str(report.get("words", ""))
-    ),
-}
 
 
 def config_of(config: WorkerConfig, launch: Launch, **changed: Any) -> WorkerConfig:

@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from typing import TYPE_CHECKING
 
+from holdfast.recovery.event import HostBack, HostLost
 from holdfast.recovery.host_lease import LEASE_SHARE
 from holdfast.recovery.placement import HostRoster, place_workers, total_slots
-from holdfast.runtime.head.job import Job, may_go_on_elsewhere
+from holdfast.runtime.head.job import Job
 from holdfast.runtime.host.agent import Agent
 from holdfast.runtime.host.pairs import PairTrials
 from holdfast.runtime.host.pool_process import ENTRY
+from holdfast.runtime.run.events import HostRefused
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import from_plain
@@ -80,19 +81,20 @@ class JobHosts:
             try:
                 self._start(name)
             except OSError as error:
-                lost = {"kind": "host_lost", "host": name, "workers": []}
-                self._agent.tell({**lost, "reason": f"its remote shell cannot be started: {error}"})
+                why = f"its remote shell cannot be started: {error}"
+                self._agent.tell(HostLost(name, why, ()))
 
-    def lose(self, name: str, leased_s: float = 0.0) -> Message | None:
-        """Take note that a host is gone; return how often it is, and the slots that are left.
+    def lose(self, lost: HostLost) -> HostLost | None:
+        """Take note that a host is gone; return the loss with the slots that are left.
 
-        For ``leased_s`` its workers may go on alone, so no other launch may begin.  The reason is
-        another one if this host's own link is down.  None if the host was not there: a try to bring
-        it back has failed.
+        While its workers may go on alone, no other launch may begin.  The reason is another one if
+        this host's own link is down.  None if the host was not there: a try to bring it back has
+        failed.
         """
         self._look_at_clock()
-        if leased_s:
-            self.hold(name, leased_s)
+        name = lost.host
+        if lost.leased_s:
+            self.hold(name, lost.leased_s)
         was_refused = name in self._refused
         self._refused.discard(name)
         # While this process stood still, the hosts' leases have run out: that is its own fault.
@@ -102,8 +104,7 @@ class JobHosts:
         losses = self._roster.lost(name, witnessed_s(), is_charged=is_charged)
         if losses is None:
             return None
-        reason = {"reason": own_fault} if own_fault else {}
-        return {**reason, "losses": losses, "slots": self._slots}
+        return replace(lost, reason=own_fault or lost.reason, slots=self._slots)
 
     def _why_cut_off(self) -> str:
         """Return why this host reaches no other, empty as long as its own link is up."""
@@ -121,12 +122,6 @@ class JobHosts:
         if now - self._looked_at >= self._lease_s:
             self._stood_still_at = now
         self._looked_at = now
-
-    def follow(self, order: Message, told: Iterable[Message]) -> None:
-        """Let no launch begin while workers of another head, which has died, may go on."""
-        own = self._job.hosts[0].name if self._job.hosts else ""
-        if may_go_on_elsewhere(order, told, own):
-            self.hold("another host", self._job.config.options.heartbeat_timeout_s)
 
     def hold(self, name: str, leased_s: float) -> None:
         """Let no launch begin while a host that is not reached may have the last world."""
@@ -170,7 +165,7 @@ class JobHosts:
             self._refused.add(name)
         if refusal and refusal != self._refusals.get(name):
             self._refusals[name] = refusal
-            self._agent.tell({"kind": "host_refused", "host": name, "reason": refusal})
+            self._agent.tell(HostRefused(name, refusal))
         return refusal
 
     def _answered(self, name: str) -> None:
@@ -183,7 +178,7 @@ class JobHosts:
         if not self._refuse(name, why_not):
             self._refusals.pop(name, None)
             self._roster.answered(name)
-            self._agent.tell({"kind": "host_back", "host": name, "slots": self._slots})
+            self._agent.tell(HostBack(name, self._slots))
 
     def _start(self, name: str) -> None:
         from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost

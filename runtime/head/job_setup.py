@@ -50,6 +50,8 @@ from holdfast.runtime.options.run_terms import (
 )
 from holdfast.runtime.options.sources import check_script, seen_from
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.entries import entries_of, of
+from holdfast.runtime.run.events import FaultStruck, JobStarted
 from holdfast.runtime.run.failure_history import HistoryReader, host_losses
 from holdfast.runtime.run.files import ForeignFile, answering, refusal
 from holdfast.runtime.run.journal import Journal, JournalReader, next_generation, read_journal
@@ -147,21 +149,21 @@ class JobSetup:
         )
 
     @property
-    def started(self) -> dict[str, object]:
-        """The fields of ``job_started`` in the journal."""
+    def started(self) -> JobStarted:
+        """What the journal says of the begin."""
         options, record = self.options, self.record
-        return {
-            "workers": options.workers,
-            "spares": options.spares,
-            "microbatches": record.microbatches,
-            "seed": record.seed,
-            "threads": record.threads,
-            "script": str(options.script),
-            "argv": list(options.argv),
-            "terms": script_terms(options, self.program),
-            **({"hosts": list(map(str, options.hosts))} if options.hosts else {}),
-            **({"options": list(options.told)} if options.told else {}),
-        }
+        return JobStarted(
+            workers=options.workers,
+            spares=options.spares,
+            microbatches=record.microbatches,
+            seed=record.seed,
+            threads=record.threads,
+            script=str(options.script),
+            argv=tuple(options.argv),
+            hosts=tuple(map(str, options.hosts)) or None,
+            options=tuple(options.told) or None,
+            terms=script_terms(options, self.program),
+        )
 
     def job(self, limits: TimeLimits) -> Job:
         """Return what the head is told, once the journal knows of the job's begin."""
@@ -200,12 +202,10 @@ class JobSetup:
         """Return the faults that have struck in this run, if the job has any to tell of."""
         if not self.options.faults:
             return ()
-        from holdfast.runtime.head.job import fault_address
-
         path = RunDirectory(self.options.run_dir).journal_path
         with contextlib.suppress(OSError):  # nobody knows what has struck
-            records = [record for record in read_journal(path) if record["event"] == "fault"]
-            return tuple(fault_address(record) for record in records)
+            struck = of(entries_of(read_journal(path)), FaultStruck)
+            return tuple(entry.event.address for entry in struck)
         return ()
 
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from holdfast.recovery.errors import ExitCode
+from holdfast.recovery.event import CheckpointCommitted
 from holdfast.runtime.batch.schedulers import TimeDue, TimeLimit
-from holdfast.runtime.system.channel import Message
 
 STOPS = {
     signal.SIGINT: ExitCode.INTERRUPTED,
@@ -78,10 +78,10 @@ class TimeLimits:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.deadline.ends_at))
         return f"time until {at} ({self.deadline.source})"
 
-    def saved(self, report: Message) -> None:
+    def saved(self, committed: CheckpointCommitted) -> None:
         """Take note of how long a save and the steps around it took."""
-        if self.deadline is not None and "seconds" in report:
-            self.deadline = self.deadline.saved(report["seconds"], report["step_seconds"])
+        if self.deadline is not None and committed.seconds is not None:
+            self.deadline = self.deadline.saved(committed.seconds, committed.step_s)
 
     def poll(self, now: float) -> TimeDue:
         """Return what has become due since the last poll, at ``now`` in seconds since 1970."""

@@ -8,12 +8,18 @@ ones the journal tells the number.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Any
 
+from holdfast.recovery.event import Event
 from holdfast.runtime.head.job import Job
-from holdfast.runtime.run.journal import Record, line_of, stamped
+from holdfast.runtime.host.host_messages import Traced
+from holdfast.runtime.run.entries import Entry, entry_of
+from holdfast.runtime.run.journal import RecordedEvent, Records
 from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.saving.run_files import (
     CheckDirectory,
@@ -39,7 +45,6 @@ _MOST_AHEAD = {"TracePiece": 64, "LogText": 8 << 20, "JobSeen": 1, "CheckDirecto
 _MESSAGES: MessageKinds[OfRunFiles] = MessageKinds(OfRunFiles)
 _ENDS_WITHIN_S = 5.0
 SOURCE = "head"
-_NOT_TRACED = frozenset({"kind", "now", "ahead_s"})
 
 
 class RunLink:
@@ -49,9 +54,9 @@ class RunLink:
         """Take the first lines of the log as well, which were ``said`` before there was a head."""
         self._reactor = reactor
         self._said = said
-        self._saw: Callable[[Record], None] = lambda record: None
+        self._saw: Callable[[Entry[Any]], None] = lambda entry: None
         self._tell: Callable[[RunWarning | RunLost], None] = lambda told: None
-        self._common: Record = {"run_id": job.config.record.run_id}
+        self._run_id = job.config.record.run_id
         config = job.config
         self._opening = OpenRun(config.run_dir, config.record, config.options.metrics_file)
         self._lease = lease
@@ -79,7 +84,7 @@ class RunLink:
         return self._channel is not None
 
     def serve(
-        self, saw: Callable[[Record], None], tell: Callable[[RunWarning | RunLost], None]
+        self, saw: Callable[[Entry[Any]], None], tell: Callable[[RunWarning | RunLost], None]
     ) -> None:
         """Let ``saw`` have the records of all processes, and ``tell`` what the writer says."""
         self._saw, self._tell = saw, tell
@@ -98,21 +103,23 @@ class RunLink:
         self._counted += lost
         self._send(JournalLines(tuple(self._waiting), lost, is_again=True))
 
-    def record(self, event: str, /, **fields: object) -> None:
+    def record(self, event: Event) -> None:
         """Write an event of the head itself into the journal."""
-        self._take([stamped(event, fields, 0.0, self._common | {"source": SOURCE})])
+        self.take(Records((RecordedEvent.of(event),), SOURCE))
 
-    def take(self, message: Message) -> None:
-        """Write the records of another process into the journal, with the head's own moments."""
-        common = self._common | {"source": message["source"]}
-        self._take(
-            stamped(event, fields, age_s, common) for event, fields, age_s in message["records"]
-        )
+    def take(self, records: Records) -> None:
+        """Write the records of a process into the journal, with the head's own moments."""
+        lines = [event.line(self._run_id, records.source) for event in records.events]
+        for line in lines:
+            entry = entry_of(json.loads(line))
+            if entry is not None:
+                self._saw(entry)
+        self._write(lines)
 
-    def trace(self, event: Message) -> None:
+    def trace(self, traced: Traced) -> None:
         """Write a piece of the trace, which may be lost; its clock becomes that of the journal."""
-        offset_s = event["ahead_s"] + time.time() - time.monotonic()
-        fields = {name: value for name, value in event.items() if name not in _NOT_TRACED}
+        fields = dataclasses.asdict(traced)
+        offset_s = fields.pop("ahead_s") + time.time() - time.monotonic()
         self._offer(TracePiece(**fields, offset_s=offset_s))
 
     def look(self, seen: Message) -> None:
@@ -158,11 +165,7 @@ class RunLink:
         self._ahead[kind] += size
         return True
 
-    def _take(self, records: Iterable[Record]) -> None:
-        lines = []
-        for record in records:
-            lines.append(line_of(record))
-            self._saw(record)
+    def _write(self, lines: list[str]) -> None:
         self._waiting.extend(lines)
         self._send(JournalLines(tuple(lines)))
         self._forget_before(self._first + len(self._waiting) - _MOST_WAITING)

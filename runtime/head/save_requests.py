@@ -10,9 +10,14 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+from holdfast.recovery.event import WorkerCompleted, WorkerStopped, WorldFormed
 from holdfast.runtime.head.visits import Answered, SaveAsked, SaveDone, SaveRefused
-from holdfast.runtime.run.journal import Record
+from holdfast.runtime.run import events
+from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
+from holdfast.runtime.run.entries import Entry
+from holdfast.runtime.run.events import Epoch, JobEnded, JobStarted, Step
 
 _MOST_FAILURES = 3
 
@@ -70,30 +75,30 @@ class SaveRequests:
         """Forget a request, whose sender has gone."""
         self._waiting.pop(number, None)
 
-    def saw(self, record: Record) -> None:
-        """Take note of the job's next record."""
-        match record["event"]:
-            case "job_started" | "launch":
+    def follow(self, entry: Entry[Any]) -> None:
+        """Take note of the job's next line."""
+        match entry.event:
+            case JobStarted() | events.Launch():
                 self._is_training = self._is_over = False
                 self._last_step = self._step_of_worker = None
                 for request in self._waiting.values():
                     request.is_asked = False
-            case "world":
+            case WorldFormed():
                 self._is_training, self._last_step = True, None
-            case "step" | "epoch":
+            case Step() | Epoch():
                 self._is_training = True
-            case "checkpoint":
+            case Checkpoint(step, seconds):
                 self._is_training = True
-                self._saved_steps.add(record["step"])
-                self._serve(record["step"], record["now"], record["now"] - record["seconds"])
-            case "checkpoint_failed":
-                self._failed(str(record.get("reason")))
-            case "completed" | "stopped":
-                self._training_ended(record)
-            case "job_ended":
+                self._saved_steps.add(step)
+                self._serve(step, entry.now, entry.now - seconds)
+            case CheckpointFailed(_, reason):
+                self._failed(reason)
+            case WorkerCompleted(_, step) | WorkerStopped(_, step):
+                self._training_ended(step, entry.source or "")
+            case JobEnded():
                 self._is_over, self._is_training = True, False
                 if self._last_step in self._saved_steps:
-                    self._serve(self._last_step, record["now"])
+                    self._serve(self._last_step, entry.now)
         self._go_on()
 
     def _serve(self, step: int, now: float, began: float = math.inf) -> None:
@@ -109,13 +114,12 @@ class SaveRequests:
                 request.failures.append(reason)
                 request.is_asked = False
 
-    def _training_ended(self, record: Record) -> None:
+    def _training_ended(self, step: int, source: str) -> None:
         """Take note of a training's last step.
 
         The head repeats it, perhaps when the next training of the script has begun.
         """
-        step = record.get("step")
-        if str(record.get("source")).startswith("worker"):
+        if source.startswith("worker"):
             self._step_of_worker = step
         elif step == self._step_of_worker:
             return

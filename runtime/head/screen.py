@@ -17,11 +17,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
+from holdfast.recovery.event import CheckpointCommitted, Event
 from holdfast.runtime.host.output import ERR, OUT, Streams
-from holdfast.runtime.run.event_kinds import EVENTS
-from holdfast.runtime.run.events import Epoch
+from holdfast.runtime.run.events import Epoch, PoolWarmed
 from holdfast.runtime.run.live_line import GAP, Part, Picture, live_line
 from holdfast.runtime.run.progress import LIVE, SILENT
 from holdfast.runtime.system.channel import Message
@@ -157,12 +156,15 @@ class ProgressLog:
         """Take note of another launch."""
         self._picture = self._picture.launched(workers)
 
-    def heard(self, message: Message) -> None:
-        """Take note of a message of the agent, and show what is new."""
-        if message.get("kind") == "worker_report":
-            self._heard_report(message["report"])
-        elif message.get("kind") == "warm":
-            self._picture = replace(self._picture, imports="")
+    def show_event(self, event: Event) -> None:
+        """Take note of an event, and show what is new."""
+        match event:
+            case PoolWarmed():
+                self._picture = replace(self._picture, imports="")
+            case CheckpointCommitted(_, step):
+                self._picture = self._picture.saved(step)
+            case Epoch():
+                self._print(event)
 
     def stopping(self) -> None:
         """Show from here on that the job was asked to stop."""
@@ -177,14 +179,6 @@ class ProgressLog:
         """Remove the live line, for good."""
         self._is_over = True
         self._erase()
-
-    def _heard_report(self, report: dict[str, Any]) -> None:
-        if report.get("kind") == "checkpoint":
-            self._picture = self._picture.saved(report["step"])
-        elif report.get("kind") == "epoch":
-            epoch = EVENTS["epoch"].read(report)
-            if epoch is not None:
-                self._print(epoch)
 
     def _print(self, epoch: Epoch) -> None:
         if epoch.step <= self._shown_step:

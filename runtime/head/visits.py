@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from holdfast.runtime.head.orders import TimeLimits
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """What the newest launch has come to, as far as another head needs it."""
+
+    is_up: bool = False
+    """Whether all its workers have initialised MPI."""
+    saved_step: int | None = None
+    """The newest step that its workers have reported as committed."""
+    may_live_elsewhere: bool = False
+    """Whether workers may live on other hosts, although the head's own has died."""
+    losses: Mapping[str, int] = field(default_factory=dict)
+    """How often each host was lost of late."""
+    missing: tuple[str, ...] = ()
+    """The hosts that are lost, and not back."""
+
+
+@dataclass(frozen=True, slots=True)
 class LostHead:
-    """What another head had come to: its newest launch, and what it has told of that."""
+    """What another head had come to: its newest launch, and how that stood."""
 
     order: Mapping[str, Any]
-    told: tuple[Mapping[str, Any], ...]
+    standing: Standing
     reason: str
-    """Why it is gone, "" if it has died."""
+    """Why it was killed, "" if it died by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +91,6 @@ class ClientTaken:
 
     job: Mapping[str, Any]
     order: Mapping[str, Any] | None
-    told: tuple[Mapping[str, Any], ...]
     directory: str
     cwd: str
     environment: Mapping[str, str]
@@ -105,13 +120,6 @@ class LaunchOrdered:
     """Another launch begins."""
 
     order: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class EventKept:
-    """Something that another head would have to know has happened."""
-
-    event: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +185,7 @@ OfClient: TypeAlias = ClientPing | PassSignals
 Asked: TypeAlias = BeginJob | ShowJob | AskStatus | AskSave | AskStop
 Refused: TypeAlias = JobStarting | ClientRefused | AnotherJob
 ToClient: TypeAlias = (
-    ClientTaken | Refused | HeadPong | LaunchOrdered | EventKept | StopOrdered | JobDone
+    ClientTaken | Refused | HeadPong | LaunchOrdered | Standing | StopOrdered | JobDone
 )
 Answered: TypeAlias = (
     HeadStatus | JobStarting | SaveAsked | SaveDone | SaveRefused | JobStopping | JobDone

@@ -30,17 +30,28 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.recovery.detector import PauseWatch
+from holdfast.recovery.event import (
+    AbandonLaunch,
+    AskToSave,
+    AskToStop,
+    Event,
+    KillLaunch,
+    LaunchEnded,
+    Renew,
+    WorkerExited,
+)
 from holdfast.recovery.launch import KILLED_WITH_ITS_LAUNCH
+from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder, News, Order
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedWorker
 from holdfast.runtime.host.limits import HostLimits, HostWatch
-from holdfast.runtime.host.mpi_host import MpiHost, MpiOrder
+from holdfast.runtime.host.mpi_host import MpiHost
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.peers import StoppedProcesses
 from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.events import OutputDropped, Paused
 from holdfast.runtime.system.channel import Channel, Listener, Message
-from holdfast.runtime.system.codec import from_plain
 from holdfast.runtime.system.owned_directory import SOCKET_NAME, make_again
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
@@ -90,42 +101,41 @@ class Orders:
 
     host: WorkerHost
     mpi: MpiHost
-    tell: Callable[[Message], None]
+    tell: Callable[[Event], None]
     watch: HostWatch
     socket: Path
     launch: WorkerConfig | None = None
     """The newest."""
 
-    def obey(self, message: Message) -> None:
+    def obey(self, order: Order) -> None:
         """Carry out one order.
 
         Raises:
-            JobError, KeyError, TypeError, ValueError: it makes no sense; nothing was done.
+            JobError, KeyError, ValueError: it makes no sense; nothing was done.
         """
-        kind = message["kind"]
-        if kind == "launch":
-            self._begin(message)
-        elif kind == "kill":
-            is_urgent = bool(message.get("is_urgent"))
-            self.host.launch.kill_all(KILLED_WITH_ITS_LAUNCH, is_urgent=is_urgent)
-            self.mpi.kill()
-        elif kind == "abandon":
-            self._abandon(message["reason"])
-        elif kind == "request":
-            self._ask(message["what"])
-        else:
-            raise ValueError(f"there is no order {kind!r}")
+        match order:
+            case LaunchOrder():
+                self._begin(order.config, order.mpi)
+            case KillLaunch(_, is_urgent):
+                self.host.launch.kill_all(KILLED_WITH_ITS_LAUNCH, is_urgent=is_urgent)
+                self.mpi.kill()
+            case AbandonLaunch(reason):
+                self._abandon(reason)
+            case AskToSave():
+                self.host.launch.ask_all(RequestFlag.SAVE)
+            case AskToStop():
+                self.host.launch.stop_all()
+            case Renew():  # an order to stop would end the job
+                self.host.launch.ask_all(RequestFlag.STOP)
 
-    def _begin(self, message: Message) -> None:
-        launch = from_plain(WorkerConfig, message["config"])
-        order = MpiOrder.of(message["mpi"]) if "mpi" in message else None
+    def _begin(self, launch: WorkerConfig, order: MpiOrder | None) -> None:
         self.launch = launch
         self.watch.begin(len(launch.workers))
         try:
             self.host.begin(launch)
         except OSError as error:
             self.host.launch.kill_all("its launch cannot begin")
-            self._give_up(launch, f"{len(launch.workers)} workers cannot be made: {error}")
+            self._give_up(f"{len(launch.workers)} workers cannot be made: {error}")
             return
         if order is not None:
             self._start_mpi(launch, order)
@@ -135,34 +145,17 @@ class Orders:
         try:
             self.mpi.begin(launch.generation, order, ranks, self.socket)
         except OSError as error:
-            self._give_up(launch, f"{order.mpiexec} cannot be started: {error}")
+            self._give_up(f"{order.mpiexec} cannot be started: {error}")
 
-    def _give_up(self, launch: WorkerConfig, words: str) -> None:
-        ended = {"kind": "launch_ended", "generation": launch.generation, "words": words}
-        self.tell(ended)
-
-    def _ask(self, what: str) -> None:
-        if what == "renew":
-            self._renew()
-        elif what == "save":
-            self.host.launch.ask_all(RequestFlag.SAVE)
-        elif what == "stop":
-            self.host.launch.stop_all()
-        else:
-            raise ValueError(f"a worker can be asked to save or to stop, not {what!r}")
-
-    def _renew(self) -> None:
-        """Ask all to stop, to make room for another launch; an order to stop would end the job."""
-        if self.launch is not None:
-            self.tell({"kind": "renewing", "worker": self.launch.workers[0]})
-            self.host.launch.ask_all(RequestFlag.STOP)
+    def _give_up(self, words: str) -> None:
+        self.tell(LaunchEnded(words and f"mpiexec started no worker: {words}"))
 
     def _abandon(self, reason: str) -> None:
         """Give a launch up whose processes do not even end when they are killed."""
         self.host.launch.abandon(reason)
         self.mpi.abandon()
         if self.launch is not None:
-            self._give_up(self.launch, "")
+            self._give_up("")
 
 
 class Agent:
@@ -181,7 +174,7 @@ class Agent:
         on_files: Callable[[Channel], None],
     ) -> None:
         self.settings = settings
-        self.events: deque[Message] = deque()
+        self.events: deque[News] = deque()
         """What has happened, for the head, which handles it after a turn."""
         self.reactor = Reactor()
         self.streams = Streams()
@@ -200,7 +193,7 @@ class Agent:
         self.host = WorkerHost(
             self.reactor,
             self.output,
-            lambda event: self.tell(self._watch.explained(event)),
+            self._tell_explained,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
             pool=settings.pool,
             on_files=on_files,
@@ -214,19 +207,22 @@ class Agent:
         """Where this agent listens."""
         return self._listener.path
 
-    def tell(self, event: Message) -> None:
-        """Keep an event with the current time, for the head to handle after this turn."""
-        self.events.append({**event, "now": time.monotonic()})
+    def tell(self, event: News) -> None:
+        """Keep an event, for the head to handle after this turn."""
+        self.events.append(event)
 
-    def obey(self, message: Message) -> None:
+    def _tell_explained(self, event: News) -> None:
+        self.tell(self._watch.explained(event) if isinstance(event, WorkerExited) else event)
+
+    def obey(self, order: Order) -> None:
         """Carry out an order of the head."""
         self._keep_directory()
-        self._orders.obey(message)
+        self._orders.obey(order)
 
     def turn(self) -> float:
         """Wait until something happens or is due, and see to it; return the time then."""
         if self.host.launch.is_helpless:
-            self.obey({"kind": "abandon", "reason": "no worker can be made"})
+            self.obey(AbandonLaunch("no worker can be made"))
         pause_s = self._pause_s
         self.reactor.run_once(max(0.0, self._polled_at + pause_s - witnessed_s()))
         now = witnessed_s()
@@ -249,7 +245,7 @@ class Agent:
         self._pauses = self._pauses.observe(counters, time.monotonic())
         pause = self._pauses.pause
         if pause is not None:
-            self.tell({"kind": "paused", "began": pause.began, "ended": pause.ended})
+            self.tell(Paused(round(pause.seconds, 6), pause.ended))
 
     @property
     def _pause_s(self) -> float:
@@ -329,7 +325,7 @@ class Agent:
         dropped = self.streams.dropped
         if dropped != self._dropped_told:
             self._dropped_told = dropped
-            self.tell({"kind": "output_dropped", "lines": dropped})
+            self.tell(OutputDropped(dropped))
 
     def _end_stopped_helpers(self, now: float) -> None:
         """Kill each process around the workers that has been stopped for longer than the limit."""

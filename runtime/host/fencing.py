@@ -23,12 +23,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from holdfast.recovery.detector import ChangeDetector
+from holdfast.recovery.event import Event
 from holdfast.recovery.stall import OverdueDetector, Standstill, Turn, WorkerPace
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Found, HostLink, Inquire
 from holdfast.runtime.host.hosted_worker import HostedWorker
 from holdfast.runtime.host.silence import STARTING_TIMEOUT_S
-from holdfast.runtime.system.channel import Message
+from holdfast.runtime.run.events import Stalled, Suspected, WorkerFenced
 from holdfast.runtime.system.worker_status import Phase
 
 _PHASES_OF_THE_LOOP = (Phase.COMPILING, Phase.TRAINING, Phase.SAVING, Phase.REPAIRING)
@@ -74,7 +75,7 @@ class Fencing:
 
     def __init__(
         self,
-        tell: Callable[[Message], None],
+        tell: Callable[[Event], None],
         heartbeat_timeout_s: float,
         try_pairs: Callable[[Callable[[bool], None]], None] = lambda then: then(False),
     ) -> None:
@@ -260,17 +261,15 @@ class Fencing:
                 how = _HOW[limit].format(hosted.failure)
                 hosted.kill(f"fenced after {seconds:.2f} s {how}", limit)
                 self._tell(
-                    {
-                        "kind": "worker_fenced",
-                        "worker": hosted.worker,
-                        "limit": limit,
-                        "silent_s": round(seconds, 3),
-                        "step": hosted.page.step,
-                        "phase": hosted.page.phase.label,
-                        "where": found.where,
-                        "samples": found.samples,
-                        "is_reading": found.is_reading,
-                    }
+                    WorkerFenced(
+                        hosted.worker,
+                        limit,
+                        round(seconds, 3),
+                        hosted.page.step,
+                        found.where,
+                        found.samples,
+                        found.is_reading,
+                    )
                 )
 
         return fence
@@ -278,26 +277,25 @@ class Fencing:
     def _suspect(self, them: _Asked, standstill: Standstill) -> None:
         for hosted, found in them:
             self._tell(
-                {
-                    "kind": "suspected",
-                    "worker": hosted.worker,
-                    "seconds": round(standstill.seconds, 3),
-                    "limit_s": round(standstill.limit_s, 3) if standstill.has_limit else None,
-                    "is_awaited": standstill.is_awaited,
-                    "step": hosted.page.step,
-                    "where": found.where,
-                    "stacks": found.stacks,
-                    "samples": found.samples,
-                    "is_reading": found.is_reading,
-                }
+                Suspected(
+                    hosted.worker,
+                    round(standstill.seconds, 3),
+                    hosted.page.step,
+                    found.where,
+                    found.stacks,
+                    found.samples,
+                    round(standstill.limit_s, 3) if standstill.has_limit else None,
+                    standstill.is_awaited,
+                    found.is_reading,
+                )
             )
 
     def _end_launch(self, limit: str, seconds: float) -> Callable[[_Asked], None]:
         """Return what kills all workers of a launch that goes on no more."""
 
         def end(them: _Asked) -> None:
-            told = {"kind": "stalled", "limit": limit, "seconds": round(seconds, 1)}
-            self._tell(told | {"workers": sorted(hosted.worker for hosted, _ in them)})
+            workers = sorted(hosted.worker for hosted, _ in them)
+            self._tell(Stalled(limit, round(seconds, 1), tuple(workers)))
             for hosted, _ in them:
                 hosted.kill(_WHY[limit].format(seconds), limit)
 

@@ -24,11 +24,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from holdfast.recovery.errors import ExitCode
+from holdfast.recovery.event import WorkerFailed, WorkerStopped
 from holdfast.recovery.launch import Halted, HaltPlan, Held, plan_halt
 from holdfast.recovery.stall import ScriptsDiverged, ScriptView, find_diverged
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.hosted_worker import HostedWorker
-from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.worker_status import HaltOrder, Phase, RequestFlag
 
 _PATIENCE_S = 3.0
@@ -45,7 +45,7 @@ _KIND = "ScriptsApart"
 """The kind of the error, which no Python exception has."""
 _WHY = "its launch has ended: the workers train different numbers of times"
 
-Tell = Callable[[WorkerId, Message], None]
+Tell = Callable[[WorkerStopped | WorkerFailed], None]
 
 
 class Halting:
@@ -108,7 +108,7 @@ class Halting:
             f"stopped at step {step}: no worker answered the order to stop, so what came after "
             "the newest checkpoint is lost"
         )
-        self._tell_report(killed[0].worker, {"kind": "stopped", "step": step, "words": words})
+        self._tell_report(WorkerStopped(killed[0].worker, step, words))
 
     def _go_on(self, halted: Sequence[HostedWorker]) -> None:
         """Order the save, or the end once the save is over; a death begins the save anew."""
@@ -140,20 +140,19 @@ class Halting:
         failure = next((hosted.halt_failure for hosted in savers if hosted.halt_failure), "")
         if failure:
             message = (
-                f"step {card['step']} could not be saved: {failure}; run again: the run goes on "
+                f"step {card.step} could not be saved: {failure}; run again: the run goes on "
                 "from its newest checkpoint"
             )
             for hosted in halted:
                 self._tell_report(
-                    hosted.worker, _error("StoppedEarly", ExitCode.STOPPED_EARLY, message)
+                    WorkerFailed(hosted.worker, "StoppedEarly", message, "", ExitCode.STOPPED_EARLY)
                 )
             return
-        words = card["words"]
+        words = card.words
         if plan.attempt:
-            words = f"saved step {card['step']}" + (words and f"; {words}")
+            words = f"saved step {card.step}" + (words and f"; {words}")
         for hosted in savers:
-            told = {"kind": "stopped", "step": card["step"], "words": words}
-            self._tell_report(hosted.worker, told)
+            self._tell_report(WorkerStopped(hosted.worker, card.step, words))
 
 
 def _patience_s(living: Sequence[HostedWorker]) -> float:
@@ -168,9 +167,9 @@ def _view_of(hosted: HostedWorker, attempt: int) -> Halted:
     card = hosted.halted
     assert card is not None
     held = None
-    if card["version"] >= 0:
-        held = Held(card["version"], card["is_settled"], hosted.page.generation)
-    return Halted(hosted.worker, held, max(card["saves"], attempt), card["is_saved"])
+    if card.version >= 0:
+        held = Held(card.version, card.is_settled, hosted.page.generation)
+    return Halted(hosted.worker, held, max(card.saves, attempt), card.is_saved)
 
 
 def look_at_ends(
@@ -204,14 +203,9 @@ def _end(
     ended = next(one for one in living if one.worker == apart.ended.worker)
     is_stopping = any(RequestFlag.STOP in one.page.requests for one in living)
     if is_stopping and apart.ended.begun:
-        tell_report(ended.worker, {"kind": "stopped", "step": ended.page.step})
+        tell_report(WorkerStopped(ended.worker, ended.page.step))
     else:
         for worker in workers:
-            tell_report(worker, _error(_KIND, ExitCode.PROGRAM_FAILED, apart.message))
+            tell_report(WorkerFailed(worker, _KIND, apart.message, "", ExitCode.PROGRAM_FAILED))
     for one in living:
         one.kill(_WHY)
-
-
-def _error(kind: str, code: ExitCode, message: str) -> Message:
-    fields: Message = {"type": kind, "message": message, "traceback": "", "where": ""}
-    return {"kind": "error", "exit_code": int(code), **fields}

@@ -14,15 +14,64 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from holdfast.recovery.event import (
+    AbandonLaunch,
+    AskToSave,
+    AskToStop,
+    Event,
+    KillLaunch,
+    Launch,
+    Renew,
+    WorkInHand,
+)
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.pool_process import Forked, LetBegin
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.journal import Records
 from holdfast.runtime.saving.save_messages import SaveAnswered, Settle, Settled
-from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.network import Meeting
+from holdfast.runtime.system.worker_reports import OwnReport
 from holdfast.runtime.system.worker_status import WorkerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class MpiOrder:
+    """The head's part of mpiexec's command line."""
+
+    mpiexec: Path
+    library: str
+    """The name of the MPI that it belongs to."""
+    ulfm: bool
+    network: str | None = None
+    """The network between the hosts, as CIDR."""
+    mca: tuple[str, ...] = ()
+    """Settings of the user, each a name and a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOrder:
+    """Start these workers, and mpiexec with them if it is named.
+
+    ``relaunch`` and ``spent`` are the job's account, for a head that goes on from here.
+    """
+
+    config: WorkerConfig
+    mpi: MpiOrder | None = None
+    relaunch: int = 0
+    spent: int = 0
+
+    @property
+    def launch(self) -> Launch:
+        """The launch that another head takes over."""
+        generation, workers = self.config.generation, self.config.workers
+        return Launch(generation, workers, self.relaunch, "taken over", self.spent)
+
+
+Order = LaunchOrder | KillLaunch | AbandonLaunch | AskToSave | AskToStop | Renew
+"""What the head has an agent do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +189,6 @@ Down = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
-    """A worker has sent a report that is no business of its host."""
-
-    generation: int
-    worker: WorkerId
-    report: Message
-
-
-@dataclass(frozen=True, slots=True)
 class Killed:
     """A worker runs no code any more: its guard may go, so that MPI tells the survivors."""
 
@@ -185,47 +225,18 @@ class Found:
     where: str
     stacks: str
     is_reading: bool
-    samples: Message | None
+    samples: WorkInHand | None
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
-    """The last word about a worker; who gets it closes the worker's status."""
+class Logged:
+    """Lines of a worker for its log file, after which so many are missing."""
 
-    generation: int
     worker: WorkerId
-    event: Message
-    """The ``worker_exited`` event."""
-
-
-def exit_event(
-    generation: int, worker: WorkerId, page: WorkerStatus, status: int, cause: str, **known: object
-) -> Message:
-    """Return the ``worker_exited`` event of a worker; ``known`` is what else is known of it."""
-    return {
-        "kind": "worker_exited",
-        "worker": worker,
-        "status": status,
-        "cause": cause,
-        "clean": False,
-        "fenced": False,
-        "step": page.step,
-        "phase": page.phase.label,
-        "generation": generation,
-        "limit": None,
-        "collateral": False,
-        "core": None,
-        "stderr": [],
-        "stacks": "",
-        "samples": None,
-    } | known
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """An event that is passed on as it is; a ``notice`` is a sentence for the user."""
-
-    event: Message
+    host: str
+    lines: str
+    """Any bytes, in latin-1."""
+    lost: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,25 +273,33 @@ class Traced:
     """How many the ring has lost before them."""
     clock_s: float
     """The host's monotonic clock by then."""
+    host: str = ""
     ahead_s: float = 0.0
     """How far the head's clock is ahead of the host's; the head's end of the link knows."""
 
 
 Up = (
-    Forked
-    | Reported
+    Event
+    | OwnReport
+    | Forked
     | Killed
     | Seen
     | Found
-    | Exited
     | SaveAnswered
     | Settled
-    | Told
     | Met
     | Described
     | Traced
+    | Logged
+    | Records
 )
-"""What the launch part is told."""
+"""What the launch part is told.
+
+Who gets ``WorkerExited`` closes the worker's status: it is the last word about it.
+"""
+
+News = Event | Traced | Logged | Records
+"""What the head is told."""
 
 
 class HostLink(Protocol):

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from holdfast.recovery.event import Event, WorkerExited
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import (
     Abandon,
@@ -27,20 +28,18 @@ from holdfast.runtime.host.host_messages import (
     Describe,
     Described,
     Down,
-    Exited,
     Found,
     Inquire,
     Killed,
     KillWorker,
     Lead,
     LetLeave,
+    Logged,
     MakeWorkers,
     Meet,
     NameWorld,
     Read,
-    Reported,
     Seen,
-    Told,
     Traced,
     Up,
     Watch,
@@ -52,6 +51,8 @@ from holdfast.runtime.host.pool_process import Forked, ForkFailed, LetBegin, Poo
 from holdfast.runtime.host.silence import SilenceWatch
 from holdfast.runtime.host.worker_process import WorkerProcess
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.events import Notice
+from holdfast.runtime.run.journal import Records
 from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.saving.save_messages import (
     AskMemory,
@@ -65,6 +66,7 @@ from holdfast.runtime.saving.save_messages import (
 )
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import FDS, Channel, ChannelError, Message
+from holdfast.runtime.system.codec import WrongValue
 from holdfast.runtime.system.messages import MessageKinds
 from holdfast.runtime.system.processes import (
     UNKILLABLE_AFTER_S,
@@ -74,12 +76,15 @@ from holdfast.runtime.system.processes import (
     wait_all_ended,
 )
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.worker_reports import OwnReport, WorkerLeaving
 from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 from holdfast.runtime.worker.stacks import Inquiry
 
 _OF_SAVES: MessageKinds[OfWorker] = MessageKinds(OfWorker)
 _SHARED_MEMORY = Path("/dev/shm")
 _TRACED_EVERY_S = _LOGGED_EVERY_S = 0.5
+_REPORTS: MessageKinds[Event | OwnReport | Records] = MessageKinds(Event | OwnReport | Records)
+"""What a worker reports, beside its saves."""
 
 
 class HostPart:
@@ -104,9 +109,7 @@ class HostPart:
         self._reactor = reactor
         self._output = output
         self._tell = tell
-        self._silence = SilenceWatch(
-            lambda event: tell(Told(event)), self._kill, heartbeat_timeout_s
-        )
+        self._silence = SilenceWatch(tell, self._kill, heartbeat_timeout_s)
         self._config: WorkerConfig | None = None
         """That of the newest launch."""
         self._is_watching = False
@@ -285,7 +288,7 @@ class HostPart:
                 where=inquiry.stacks.where,
                 stacks=str(inquiry.stacks),
                 is_reading=inquiry.stacks.is_reading,
-                samples=process.samples,
+                samples=process.page.work,
             )
         )
 
@@ -296,13 +299,13 @@ class HostPart:
             silent = silent_s.get(process.worker)
             self._tell(Described(process.generation, process.worker, resident, silent))
 
-    def _on_pool(self, told: Forked | ForkFailed | Message) -> None:
+    def _on_pool(self, told: Forked | ForkFailed | Event) -> None:
         if isinstance(told, Forked):
             self._take_over(told)
         elif isinstance(told, ForkFailed):
             self._bury_unmade(self._processes[(told.generation, told.worker)], told.message)
         else:
-            self._tell(Told(told))
+            self._tell(told)
 
     def _take_over(self, forked: Forked) -> None:
         worker = forked.worker
@@ -333,9 +336,11 @@ class HostPart:
         self._output.forward(stdout_fd, "[pool] ", 1)
         self._output.forward(stderr_fd, "[pool] ", 2)
 
-    def _on_writer(self, told: SaveAnswered | Settled | Message) -> None:
+    def _on_writer(self, told: SaveAnswered | Settled | Records | Notice) -> None:
         """Pass on what the writer tells: workers of other hosts may wait for an answer, too."""
-        self._tell(Told({**told, "source": "snapshot writer"}) if isinstance(told, dict) else told)
+        if isinstance(told, Records):
+            told = dataclasses.replace(told, source="snapshot writer")
+        self._tell(told)
 
     def _serve_save(self, process: WorkerProcess, message: OfWorker, fds: Sequence[int]) -> None:
         match message:
@@ -352,23 +357,27 @@ class HostPart:
         if is_new:
             self.writer.use(UseMemory(process.generation, question.layout), found.fds)
             if found.lack:
-                self._tell(Told({"kind": "notice", "text": found.lack}))
+                self._tell(Notice(found.lack))
         process.answer({"kind": "memory"}, found.fds)
 
     def _on_report(self, process: WorkerProcess, report: Message) -> None:
         if report in _OF_SAVES:
             self._serve_save(process, _OF_SAVES.decode(report), report.get(FDS, ()))
             return
-        kind = report.get("kind")
-        if kind == "records":
-            self._tell(Told({**report, "source": f"worker {process.worker}"}))
+        try:
+            told = _REPORTS.decode(report)
+        except WrongValue:
+            self._kill(process, "it sent its agent what is no message")
             return
-        process.has_left |= kind == "leaving"
+        if isinstance(told, Records):
+            self._tell(dataclasses.replace(told, source=f"worker {process.worker}"))
+            return
+        process.has_left |= isinstance(told, WorkerLeaving)
         for stream in (process.printed, process.said):
             if stream is not None:
                 self._output.read(stream)
         self._tell_log(process.worker)  # it was printed before the report
-        self._tell(Reported(process.generation, process.worker, report))
+        self._tell(told)
 
     def _on_control_end(self, process: WorkerProcess) -> None:
         """Kill a worker whose messages make no sense; the end of a dying one says nothing."""
@@ -403,10 +412,9 @@ class HostPart:
         names = {} if self._config is None else self._config.host_of
         for piece in self._output.logged.take(worker):
             host, text = names.get(WorkerId(piece.worker), ""), piece.lines.decode("latin-1")
-            logged = {"kind": "logged", "worker": piece.worker, "host": host}
-            self._tell(Told({**logged, "lines": text, "lost": piece.lost}))
+            self._tell(Logged(WorkerId(piece.worker), host, text, piece.lost))
 
-    def _bury(self, process: WorkerProcess, event: Message) -> None:
+    def _bury(self, process: WorkerProcess, end: WorkerExited) -> None:
         """Forget a worker, and tell its end."""
         self._tell_trace(process, is_last=True)
         for stream in (process.printed, process.said):
@@ -420,7 +428,7 @@ class HostPart:
         key = (process.generation, process.worker)
         del self._processes[key]
         self._condemned_since.pop(key, None)
-        self._tell(Exited(*key, event))
+        self._tell(end)
 
     def _write_off_unkillable(self, now: float) -> None:
         """Report the death of killed workers whose processes hang in the kernel."""

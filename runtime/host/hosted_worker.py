@@ -8,18 +8,27 @@ Its process, with what belongs to it, is `WorkerProcess`: that exists on the wor
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from holdfast.recovery.event import LOST_WITH_ITS_HOST, WorkerExited, WorkerFailed
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.host_messages import HostLink, KillWorker, exit_event
+from holdfast.runtime.host.host_messages import HostLink, KillWorker
 from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.system.channel import FDS, Channel, Message
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.timeline import Activity
+from holdfast.runtime.system.worker_reports import (
+    HaltedSaveEnded,
+    OwnReport,
+    ScriptEnded,
+    TrainingBegun,
+    TrainingFailed,
+    WorkerHalted,
+)
 from holdfast.runtime.system.worker_status import Phase
 
 _IN_ORDER = (*(phase for phase in Phase if phase is not Phase.LEAVING), Phase.LEAVING)
@@ -114,7 +123,9 @@ class HostedWorker:
         """Whether it was told that the scripts of all have come to their end: nothing is left."""
         self.failure = ""
         """The error that has ended its training, if one has and its script goes on."""
-        self.halted: Message | None = None
+        self.error: WorkerFailed | None = None
+        """The error that ends its script."""
+        self.halted: WorkerHalted | None = None
         """What it holds, once it has halted."""
         self.halt_failure: str | None = None
         """Why its part of the last save has failed, "" if it has not, None while it is not over."""
@@ -144,23 +155,20 @@ class HostedWorker:
         will_never_run = self.is_condemned and self.pid is None
         return self.guard is not None and not will_never_run
 
-    def note(self, report: Message) -> bool:
-        """Keep a report of the script that concerns the launch alone; True if it is one."""
-        match report.get("kind"):
-            case "training":
-                self.trainings = int(report["number"])
-            case "at_end":
+    def note(self, report: OwnReport) -> None:
+        """Keep what the worker has reported."""
+        match report:
+            case TrainingBegun(_, number):
+                self.trainings = number
+            case ScriptEnded():
                 self.is_at_end = True
-            case "training_failed":
-                self.failure = str(report["error"])
-            case "halted":
+            case TrainingFailed(_, error):
+                self.failure = error
+            case WorkerHalted():
                 self.halted = report
-            case "halt_done":
-                if report["attempt"] == self.page.halt_order.attempt:
-                    self.halt_failure = str(report["failure"])
-            case _:
-                return False
-        return True
+            case HaltedSaveEnded(_, attempt, failure):
+                if attempt == self.page.halt_order.attempt:
+                    self.halt_failure = failure
 
     def kill(self, why: str, limit: str | None = None) -> None:
         """SIGKILL the worker, its helpers and its guard; the first reason given is kept.
@@ -178,16 +186,29 @@ class HostedWorker:
         if self.guard is not None:
             self.guard.kill()
 
-    def lost_event(self, cause: str) -> Message:
-        """Return the ``worker_exited`` event of a worker whose host is gone."""
-        return exit_event(
-            self.generation,
+    def lost_event(self, cause: str) -> WorkerExited:
+        """Return the end of a worker whose host is gone."""
+        return WorkerExited(
             self.worker,
-            self.page,
-            -signal.SIGKILL,
             cause,
-            limit="host",
+            step=self.page.step,
+            phase=self.page.phase.label,
+            generation=self.generation,
+            limit=LOST_WITH_ITS_HOST,
             collateral=True,
+        )
+
+    def placed(self, end: WorkerExited, rank: int | None) -> WorkerExited:
+        """Return the worker's end with what is known of it here; its own error is the cause."""
+        end = dataclasses.replace(end, host=self.host_name or None, launch_rank=rank)
+        error = self.error
+        if end.is_clean or error is None:
+            return end
+        return dataclasses.replace(
+            end,
+            cause=f"{error.error_type}: {error.message}",
+            where=error.where,
+            traceback=error.traceback,
         )
 
     def close(self) -> None:

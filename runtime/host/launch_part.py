@@ -18,6 +18,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.recovery.event import (
+    CheckpointCommitted,
+    Event,
+    HostLost,
+    WorkerExited,
+    WorkerFailed,
+    WorkerStopped,
+    WorldFormed,
+    WorldNamed,
+)
 from holdfast.recovery.one_world import REFUSED, OneWorld
 from holdfast.recovery.placement import left_out
 from holdfast.recovery.world import WorkerId
@@ -29,19 +39,18 @@ from holdfast.runtime.host.host_messages import (
     Describe,
     Described,
     Down,
-    Exited,
     Found,
     HostLink,
     Killed,
     Lead,
     LetLeave,
+    Logged,
     MakeWorkers,
     Met,
     NameWorld,
+    News,
     OtherHost,
-    Reported,
     Seen,
-    Told,
     Traced,
     Up,
     Watch,
@@ -57,11 +66,22 @@ from holdfast.runtime.host.mpi_host import HostState
 from holdfast.runtime.host.pairs import Broken, PairTrials
 from holdfast.runtime.host.pool_process import Forked, LetBegin
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.events import (
+    Notice,
+    PoolLost,
+    PoolRestarted,
+    PoolWarmed,
+    Pressure,
+    Suspected,
+    WorkerFenced,
+)
+from holdfast.runtime.run.journal import Records
 from holdfast.runtime.saving.save_messages import SaveAnswered, Settle, Settled
 from holdfast.runtime.saving.writer_link import FailedSaves
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import witnessed_s
+from holdfast.runtime.system.worker_reports import OwnReport, SurvivorsMet
 from holdfast.runtime.system.worker_status import RequestFlag
 
 _CUT_OFF = "it is cut off from the workers that go on"
@@ -74,7 +94,7 @@ class _LastEnd:
     So a relaunch finds the newest step on the disk.
     """
 
-    event: Message
+    event: WorkerExited
     waits_for: list[HostLink]
     step: int | None = None
 
@@ -85,7 +105,7 @@ class LaunchPart:
     def __init__(
         self,
         reactor: Reactor,
-        tell: Callable[[Message], None],
+        tell: Callable[[News], None],
         hosts: Sequence[HostLink],
         *,
         heartbeat_timeout_s: float,
@@ -103,7 +123,7 @@ class LaunchPart:
         self.pairs: PairTrials | None = None
         """Tries the network between the hosts, if there are several."""
         self._is_trying = False
-        self._halting = Halting(self._tell_report, {})
+        self._halting = Halting(self._tell, {})
         self._launch: WorkerConfig | None = None
         self._placed: Mapping[WorkerId, HostLink] = {}
         self._worlds = OneWorld(0, ())
@@ -178,7 +198,7 @@ class LaunchPart:
         self.kill_all(f"generation {launch.generation} begins")
         self._launch = launch
         self._fencing.begin(launch.options.stall_timeout_s)
-        self._halting = Halting(self._tell_report, launch.host_of)
+        self._halting = Halting(self._tell, launch.host_of)
         self._has_guards = self._has_lost = self._has_lost_pool = False
         self._is_urgent = self._is_abandoned = False
         self._post_all(BeginLaunch(launch))
@@ -247,11 +267,10 @@ class LaunchPart:
 
     def lose_host(self, host: HostLink, why: str) -> None:
         """Take note that a host is gone with its workers, and let MPI tell the survivors."""
-        told = {"kind": "host_lost", "host": host.name, "reason": why}
         if self.pairs is not None:
             self.pairs.lose(host)
         if host not in self._hosts:
-            self._tell({**told, "workers": [], "leased_s": 0.0})
+            self._tell(HostLost(host.name, why, (), leased_s=0.0))
             return
         self._hosts.remove(host)
         self._others = [other for other in self._others if other is not host]
@@ -262,7 +281,7 @@ class LaunchPart:
         workers = [hosted.worker for hosted in lost]
         has_first = any(h.pid is not None and h.worker == self._worlds.first for h in lost)
         leased_s = host.leased_s if has_first else 0.0
-        self._tell({**told, "workers": workers, "leased_s": leased_s})
+        self._tell(HostLost(host.name, why, tuple(workers), leased_s=leased_s))
         for hosted in lost:
             hosted.was_killed(cause)
         for hosted in lost:
@@ -293,7 +312,6 @@ class LaunchPart:
             # MPI_Init for ever.
             self._has_guards = True
             self._post_all(Watch())
-        self._tell_if_started(hosted)
 
     def ask_all(self, what: RequestFlag) -> None:
         """Set a request in every worker's status."""
@@ -348,8 +366,6 @@ class LaunchPart:
                 self._take_look(host, message)
             case Found():
                 self._fencing.found(message)
-            case Told(event):
-                self._on_told(host, event)
             case Met():
                 if self.pairs is not None:
                     self.pairs.hear(host, message)
@@ -357,63 +373,62 @@ class LaunchPart:
                 self._on_save_answered(answer)
             case Settled(step):
                 self._on_settled(host, step)
-            case Forked() | Reported() | Killed() | Exited() | Described() | Traced():
-                hosted = self._workers.get((message.generation, message.worker))
-                if hosted is not None:
-                    self._hear_of(hosted, message)
-                    self._name_worlds()
+            case Logged() | Records() | WorkerFenced() | Suspected():
+                self._tell(message)
+            case WorldFormed():
+                self._lead(message)
+                self._tell(message)
+            case _ if hasattr(message, "worker"):
+                self._hear_of(message.worker, message)
+                self._name_worlds()
+            case Event():
+                self._on_event(host, message)
 
-    def _hear_of(
-        self,
-        hosted: HostedWorker,
-        message: Forked | Reported | Killed | Exited | Described | Traced,
-    ) -> None:
+    def _hear_of(self, worker: WorkerId, message: Up) -> None:
+        """Take note of what a worker tells, or its host tells of it; it may be gone by now."""
+        hosted = next((one for one in self.workers if one.worker == worker), None)
+        if hosted is None:
+            return
         match message:
             case Traced():
-                traced = dataclasses.asdict(message)
-                self._tell({"kind": "traced", "host": hosted.host_name, **traced})
+                self._tell(dataclasses.replace(message, host=hosted.host_name))
             case Forked(_, _, pid):
                 hosted.pid = pid
-                self._tell_if_started(hosted)
-            case Reported(_, _, report):
-                self._on_report(hosted, report)
             case Killed(_, _, why):
                 hosted.was_killed(why)
                 self._fencing.drop(hosted.worker)
-            case Exited(_, _, event):
-                self._on_exit(hosted, event)
+            case WorkerExited():
+                self._on_exit(hosted, message)
             case Described():
                 hosted.resident_bytes = message.resident_bytes
                 hosted.silent_s = message.silent_s
+            case _ if isinstance(message, Event | OwnReport):
+                self._on_report(hosted, message)
 
     def _warmed_without(self, host: HostLink) -> None:
         """Forget a host that was cold, perhaps as the last one."""
         was_cold = host in self._cold
         self._cold = [cold for cold in self._cold if cold is not host]
         if was_cold and not any(cold in self._hosts for cold in self._cold):
-            self._tell({"kind": "warm"})
+            self._tell(PoolWarmed())
 
-    def _on_told(self, host: HostLink, event: Message) -> None:
+    def _on_event(self, host: HostLink, event: Event) -> None:
         """Pass an event on; another host that can make no worker is as good as lost."""
-        kind = event["kind"]
-        if kind == "notice":
-            self.notify(event["text"])
-            return
-        if kind in ("pool_lost", "host_failed"):
-            for other in self._others:
-                if other is host:
-                    other.give_up(str(event.get("reason", "it can make no worker")))
-                    return
-        if kind in ("warm", "pool_restarted"):
-            self._cold = [cold for cold in self._cold if cold is not host]
-            if kind == "pool_restarted":
-                self._cold.append(host)
-            elif any(cold in self._hosts for cold in self._cold):
-                return  # a launch begins to join when the last host is warm
-        self._has_lost_pool |= kind == "pool_lost"
-        self._tell({**event, "host": host.name} if host.name else event)
-        if host.name and kind == "pressure":
-            self.ask_all(RequestFlag.SAVE)
+        match event:
+            case PoolLost(reason) if any(other is host for other in self._others):
+                next(other for other in self._others if other is host).give_up(reason)
+                return
+            case PoolLost():
+                self._has_lost_pool = True
+            case PoolWarmed():
+                self._cold = [cold for cold in self._cold if cold is not host]
+                if any(cold in self._hosts for cold in self._cold):
+                    return  # a launch begins to join when the last host is warm
+            case PoolRestarted():
+                self._cold = [*(cold for cold in self._cold if cold is not host), host]
+            case Pressure() if host.name:
+                self.ask_all(RequestFlag.SAVE)
+        self._tell(event)
 
     def _take_look(self, host: HostLink, seen: Seen) -> None:
         self._seen[host] = seen
@@ -437,37 +452,35 @@ class LaunchPart:
             return None
         return hosted
 
-    def _tell_if_started(self, hosted: HostedWorker) -> None:
-        if hosted.is_running:
-            self._tell({"kind": "worker_started", "worker": hosted.worker, "pid": hosted.pid})
-
-    def _tell_report(self, worker: WorkerId, report: Message) -> None:
-        """Tell a report of a worker, or one on its behalf."""
-        self._tell({"kind": "worker_report", "worker": worker, "report": report})
-
     def notify(self, text: str) -> None:
         """Tell the user a sentence."""
-        worker = self._launch.workers[0] if self._launch is not None else WorkerId(0)
-        self._tell_report(worker, {"kind": "notice", "text": text})
+        self._tell(Notice(text))
 
-    def _on_report(self, hosted: HostedWorker, report: Message) -> None:
-        if hosted.note(report):
+    def _on_report(self, hosted: HostedWorker, report: Event | OwnReport) -> None:
+        launch = self._launch
+        is_newest = launch is not None and hosted.generation == launch.generation
+        if isinstance(report, SurvivorsMet):
+            if is_newest:
+                self._worlds.ask(report.worker, report.workers, witnessed_s())
+        elif isinstance(report, Event):
+            if isinstance(report, WorkerStopped):
+                self._halting.order(witnessed_s())  # the script may close what it has open
+            if isinstance(report, WorkerFailed):
+                hosted.error = report
+            self._tell(report)
+        else:
+            hosted.note(report)
             self._look_at_ends()
             self._halting.poll([h for h in self.workers if not h.is_condemned], witnessed_s())
+
+    def _lead(self, formed: WorldFormed) -> None:
+        """Let the hosts know who speaks for the newest world."""
+        launch = self._launch
+        if launch is None or not formed.workers or formed.generation < self._world:
             return
-        kind = report.get("kind")
-        if kind == "stopped":
-            self._halting.order(witnessed_s())  # the script may close what it has open
-        launch, world = self._launch, report.get("workers", ())
-        is_newest = launch is not None and hosted.generation == launch.generation
-        if kind == "survivors":
-            if is_newest:
-                self._worlds.ask(hosted.worker, world, witnessed_s())
-            return
-        if kind == "world" and is_newest and world and report["generation"] >= self._world:
-            self._world = report["generation"]
-            self._post_all(Lead(hosted.generation, world[0]))
-        self._tell_report(hosted.worker, report)
+        if set(formed.workers) <= set(launch.workers):
+            self._world = formed.generation
+            self._post_all(Lead(launch.generation, formed.workers[0]))
 
     @property
     def _living(self) -> set[WorkerId]:
@@ -486,7 +499,7 @@ class LaunchPart:
                 self._kill(worker, _CUT_OFF)
             if word.generation != REFUSED:
                 # Another head must know which world may go on without this one.
-                self._tell({"kind": "world_named", "workers": sorted(self._worlds.workers)})
+                self._tell(WorldNamed(tuple(sorted(self._worlds.workers))))
                 named = NameWorld(self._launch.generation, word.asker, word.generation)
                 self._host_of(word.asker).post(named)
 
@@ -503,15 +516,14 @@ class LaunchPart:
 
     def _look_at_ends(self) -> None:
         launch = self._launch
-        if launch is not None and look_at_ends(self.workers, launch.workers, self._tell_report):
+        if launch is not None and look_at_ends(self.workers, launch.workers, self._tell):
             self._post_all(LetLeave(launch.generation))
 
-    def _on_exit(self, hosted: HostedWorker, event: Message) -> None:
+    def _on_exit(self, hosted: HostedWorker, event: WorkerExited) -> None:
         """Let the guard follow its worker, then tell the end; the last one waits for its saves."""
-        has_left = event["clean"] and event["limit"] is None
+        has_left = event.is_clean and event.limit is None
         self._has_lost |= not has_left
-        if hosted.host_name:
-            event = {**event, "host": hosted.host_name}
+        event = hosted.placed(event, self._rank_of(hosted))
         guard = hosted.guard
         if guard is not None:
             if has_left:
@@ -523,13 +535,18 @@ class LaunchPart:
         del self._workers[(hosted.generation, hosted.worker)]
         self._fencing.drop(hosted.worker)
         self._look_at_ends()  # those who are left may have waited for this one alone
-        if self._workers or event["clean"] or self._is_abandoned:
+        if self._workers or event.is_clean or self._is_abandoned:
             self._tell(event)
             return
         if not self._is_urgent:
             self._try_before_the_next()
         self._last_ends.append(_LastEnd(event, list(self._hosts)))
         self._post_all(Settle(self._is_urgent))
+
+    def _rank_of(self, hosted: HostedWorker) -> int | None:
+        launch = self._launch
+        is_newest = launch is not None and hosted.worker in launch.workers
+        return launch.workers.index(hosted.worker) if launch and is_newest else None
 
     def _try_before_the_next(self) -> None:
         """Keep the end of a launch that was lost until it is known who reaches whom."""
@@ -550,7 +567,7 @@ class LaunchPart:
             return
         self._last_ends.remove(end)
         if end.step is not None:
-            self._tell_report(end.event["worker"], {"kind": "checkpoint", "step": end.step})
+            self._tell(CheckpointCommitted(end.event.worker, end.step))
         self._tell(end.event)
 
     def _on_save_answered(self, answer: SaveAnswered) -> None:

@@ -26,8 +26,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from holdfast.recovery.event import Event, WorkerExited
+from holdfast.runtime.run.events import Pressure
 from holdfast.runtime.run.progress import memory
-from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.processes import count_open_files, count_threads_of_user
 from holdfast.runtime.system.usage import Resource, Usage, find_levels, read_lines, read_number
 from holdfast.runtime.system.witnessed_time import witnessed_s
@@ -267,7 +268,7 @@ class HostWatch:
     """
 
     def __init__(
-        self, limits: HostLimits, tell: Callable[[Message], None], ask_for_save: Callable[[], None]
+        self, limits: HostLimits, tell: Callable[[Event], None], ask_for_save: Callable[[], None]
     ) -> None:
         self._limits = limits
         self._tell = tell
@@ -305,9 +306,9 @@ class HostWatch:
             self._ask_for_save()
             self._say(usage, describe_fullness(usage))
 
-    def explained(self, event: Message) -> Message:
-        """Return an event; a death by the OOM killer gets its cause and figures."""
-        if event.get("cause") != _NOT_OURS:
+    def explained(self, event: WorkerExited) -> WorkerExited:
+        """Return the end of a worker; a death by the OOM killer gets its cause and figures."""
+        if event.cause != _NOT_OURS:
             return event
         self._witness = self._witness.observe(self._limits.oom_kills(), witnessed_s())
         claimed = self._witness.claim()
@@ -318,20 +319,11 @@ class HostWatch:
             self._memory or self._limits.memory(), key=lambda usage: usage.free, default=None
         )
         is_certain = self._limits.counts_own_kills
-        words = describe_oom_kill(limit, event.get("peak_bytes"), is_certain=is_certain)
-        return {**event, "cause": words}
+        words = describe_oom_kill(limit, event.peak_bytes, is_certain=is_certain)
+        return replace(event, cause=words)
 
     def _say(self, usage: Usage, text: str) -> None:
-        self._tell(
-            {
-                "kind": "pressure",
-                "resource": usage.resource.value,
-                "place": usage.place,
-                "used": usage.used,
-                "limit": usage.limit,
-                "text": text,
-            }
-        )
+        self._tell(Pressure(usage.resource.value, text, usage.place, usage.used, usage.limit))
 
 
 def _files_of_agent() -> list[Usage]:

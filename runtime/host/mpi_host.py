@@ -22,20 +22,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
 
+from holdfast.recovery.event import Event, LaunchEnded
 from holdfast.runtime.host import guard as guard_file
+from holdfast.runtime.host.host_messages import MpiOrder
 from holdfast.runtime.host.launchers import (
     LAUNCHERS,
-    ON_ONE_HOST,
     OPEN_MPI,
-    Launcher,
     LaunchLine,
     LaunchTerms,
 )
 from holdfast.runtime.host.output import without_rules
+from holdfast.runtime.options.mca_settings import pair_of
+from holdfast.runtime.run.events import Warned
 from holdfast.runtime.system import become
-from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.connections import stranger, watch_strangers
 from holdfast.runtime.system.own_process import by_env, has_ended
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, kill_tree
@@ -132,32 +132,6 @@ class MpiLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class MpiOrder:
-    """The head's part of a launch's command line."""
-
-    mpiexec: Path
-    ulfm: bool
-    launcher: Launcher = OPEN_MPI
-    terms: LaunchTerms = ON_ONE_HOST
-
-    @staticmethod
-    def of(fields: dict[str, Any]) -> MpiOrder:
-        """Return the order in a ``launch`` message.
-
-        Raises:
-            KeyError: it is incomplete.
-            ValueError: its network is none of IPv4.
-        """
-        network = fields.get("network")
-        terms = LaunchTerms(
-            None if network is None else IPv4Network(network, strict=False),
-            tuple((key, value) for key, value in fields.get("mca", ())),
-        )
-        launcher = LAUNCHERS[fields["library"]]
-        return MpiOrder(Path(fields["mpiexec"]), bool(fields["ulfm"]), launcher, terms)
-
-
-@dataclass(frozen=True, slots=True)
 class HostState:
     """The workers of the launch, as far as mpiexec's end depends on them."""
 
@@ -172,7 +146,7 @@ class HostState:
 class MpiHost:
     """One mpiexec at a time, for the newest launch."""
 
-    def __init__(self, reactor: Reactor, tell: Callable[[Message], None], directory: Path) -> None:
+    def __init__(self, reactor: Reactor, tell: Callable[[Event], None], directory: Path) -> None:
         self._reactor = reactor
         self._tell = tell
         self._directory = directory
@@ -205,8 +179,11 @@ class MpiHost:
             guard=(sys.executable, "-I", "-S", str(guard_file.__file__)),
             ulfm=order.ulfm,
             as_root=os.geteuid() == 0,
-            launcher=order.launcher,
-            terms=order.terms,
+            launcher=LAUNCHERS[order.library],
+            terms=LaunchTerms(
+                None if order.network is None else IPv4Network(order.network, strict=False),
+                tuple(map(pair_of, order.mca)),
+            ),
         )
         environment = line.environment(
             os.environ, HOLDFAST_AGENT=str(agent), HOLDFAST_GENERATION=str(generation)
@@ -250,7 +227,7 @@ class MpiHost:
             self._abandoned.append(launch)
 
     def _tell_stranger(self, caller: str) -> None:
-        self._tell({"kind": "cut_off", "text": stranger(caller, "mpiexec")})
+        self._tell(Warned(stranger(caller, "mpiexec")))
 
     def _wake(self) -> None:
         """Let the loop run once; it looks at the launch each time."""
@@ -262,4 +239,4 @@ class MpiHost:
         self._reactor.forget(launch.end_fd)
         launch.clear()
         self._launch = None
-        self._tell({"kind": "launch_ended", "generation": self._generation, "words": words})
+        self._tell(LaunchEnded(words and f"mpiexec started no worker: {words}"))

@@ -35,6 +35,8 @@ from itertools import zip_longest
 from types import ModuleType
 from typing import Any, NoReturn
 
+from holdfast.recovery.errors import ExitCode
+from holdfast.recovery.event import WorkerFailed
 from holdfast.runtime.host.pool_process import (
     Forked,
     ForkFailed,
@@ -63,9 +65,6 @@ _SETTINGS: MessageKinds[PoolSettings] = MessageKinds(PoolSettings)
 _THREADS_END_WITHIN_S = 1.0
 _THREADS = "/proc/self/task"
 _LINKS_OF_A_FOLDER = 2
-_USAGE = 2
-"""As `errors.ExitCode`, which the pool does not load."""
-
 _FILES_PER_PEER = 4
 """A worker maps two files of each peer, and Python keeps a descriptor for each; MPI has more."""
 
@@ -263,10 +262,10 @@ def _begin(birth: _Birth, agent_pid: int, go_read: int) -> NoReturn:
 def _report_missing(error: ImportError, birth: _Birth) -> int:
     """Tell the agent of a module that no worker could import; return the exit code for that."""
     message = f"a worker cannot import what it needs: {error}; install holdfast-mpi again"
-    report = {"kind": "error", "type": "UsageError", "message": message, "traceback": ""}
+    report = WorkerFailed(birth.config["worker"], "UsageError", message, "", ExitCode.USAGE)
     with contextlib.suppress(OSError):
-        Channel.adopt(birth.fds[0]).send(report | {"exit_code": _USAGE, "where": ""})
-    return _USAGE
+        Channel.adopt(birth.fds[0]).send(to_message(report))
+    return ExitCode.USAGE
 
 
 def _take_place(birth: _Birth, agent_pid: int) -> None:

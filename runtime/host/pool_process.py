@@ -20,7 +20,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from holdfast.recovery.event import Event
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.run.events import PoolLost, PoolRestarted, PoolWarmed, PreloadFailed
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.messages import MessageKinds, to_message
@@ -180,7 +182,7 @@ class WarmPool:
         self,
         reactor: Reactor,
         start: PoolStart,
-        tell: Callable[[Forked | ForkFailed | Message], None],
+        tell: Callable[[Forked | ForkFailed | Event], None],
         forward: Callable[[int, int], None],
     ) -> None:
         """Begin; events for the head are ``warm``, ``preload_failed`` and ``pool_*``.
@@ -249,7 +251,7 @@ class WarmPool:
             self._process.kill()
             self._process = None  # it is reaped as a stranger
             self._importing, self.is_warm = None, False
-            self._tell({"kind": "pool_restarted", "cause": why})
+            self._tell(PoolRestarted(why))
             self._start()
 
     def close(self) -> None:
@@ -295,7 +297,7 @@ class WarmPool:
                 self._importing = None
                 if not self._pending:
                     self._deaths_in_vain = 0
-                self._tell({"kind": "warm", "pid": self.pid})
+                self._tell(PoolWarmed())
             case Forked() | ForkFailed():
                 if isinstance(answer, Forked):
                     self._deaths_in_vain = 0
@@ -317,7 +319,7 @@ class WarmPool:
             self._leave_out(ImportFailed(self._importing, reason))
         self.is_warm = False
         if self._count_death(how):
-            self._tell({"kind": "pool_restarted", "cause": how})
+            self._tell(PoolRestarted(how))
             self._start()
 
     def _count_death(self, how: str) -> bool:
@@ -326,7 +328,7 @@ class WarmPool:
         if self._deaths_in_vain <= _DEATHS_IN_VAIN:
             return True
         lost = f"the pool of warm processes ended {self._deaths_in_vain} times, last with {how}"
-        self._tell({"kind": "pool_lost", "message": lost})
+        self._tell(PoolLost(lost))
         return False
 
     def _leave_out(self, failed: ImportFailed) -> None:
@@ -334,7 +336,7 @@ class WarmPool:
         if failed.module in self._settings.preload:
             others = tuple(name for name in self._settings.preload if name != failed.module)
             self._settings = replace(self._settings, preload=others)
-            self._tell({"kind": "preload_failed", **to_plain(failed)})
+            self._tell(PreloadFailed(failed.module, failed.message, failed.keeper))
 
     def _stop_watching(self) -> None:
         if self._channel.fileno() < 0:

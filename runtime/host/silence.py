@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.recovery.detector import ChangeDetector
+from holdfast.recovery.event import Event
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.worker_process import WorkerProcess
-from holdfast.runtime.system.channel import Message
+from holdfast.runtime.run.events import WorkerFenced
 from holdfast.runtime.system.worker_status import Phase
 from holdfast.runtime.worker.stacks import Inquiry
 
@@ -55,7 +56,7 @@ class SilenceWatch:
 
     def __init__(
         self,
-        tell: Callable[[Message], None],
+        tell: Callable[[Event], None],
         kill: Callable[[WorkerProcess, str, str], None],
         heartbeat_timeout_s: float,
     ) -> None:
@@ -125,17 +126,15 @@ class SilenceWatch:
         def fence(inquiry: Inquiry) -> None:
             self._kill(process, f"fenced after {seconds:.2f} s of silence", "heartbeat")
             self._tell(
-                {
-                    "kind": "worker_fenced",
-                    "worker": process.worker,
-                    "limit": "heartbeat",
-                    "silent_s": round(seconds, 3),
-                    "step": process.page.step,
-                    "phase": process.page.phase.label,
-                    "where": inquiry.stacks.where,
-                    "samples": process.samples,
-                    "is_reading": inquiry.stacks.is_reading,
-                }
+                WorkerFenced(
+                    process.worker,
+                    "heartbeat",
+                    round(seconds, 3),
+                    process.page.step,
+                    inquiry.stacks.where,
+                    process.page.work,
+                    inquiry.stacks.is_reading,
+                )
             )
 
         return fence

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.host_messages import Down, HostLink, OtherHost, Queue, Up
+from holdfast.runtime.host.host_messages import Down, HostLink, News, OtherHost, Queue, Up
 from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.launch_part import LaunchPart
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.system.channel import Channel, Message
+from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound
 from holdfast.runtime.system.worker_status import WorkerStatus
@@ -59,7 +59,7 @@ class WorkerHost:
         self,
         reactor: Reactor,
         output: OutputForwarder,
-        tell: Callable[[Message], None],
+        tell: Callable[[News], None],
         *,
         heartbeat_timeout_s: float,
         pool: PoolStart,

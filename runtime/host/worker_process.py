@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from holdfast.runtime.host.host_messages import exit_event
+from holdfast.recovery.event import WorkerExited
 from holdfast.runtime.host.output import Forwarded
 from holdfast.runtime.host.pool_process import LetBegin
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -97,46 +97,41 @@ class WorkerProcess:
         if self.pid is not None:
             kill_group(self.pid)
 
-    @property
-    def samples(self) -> Message | None:
-        """The microbatch that it computes, or computed when it died, with its samples."""
-        work = self.page.work
-        return None if work is None else dataclasses.asdict(work)
-
-    def write_off(self) -> Message:
-        """Return the ``worker_exited`` event of a process that was killed but does not end."""
+    def write_off(self) -> WorkerExited:
+        """Return the end of a process that was killed but does not end."""
         hangs = self.pid is not None and hangs_in_kernel(self.pid)
         where = " in a system call that does not return" if hangs else ""
         self.limit = self.limit or "unkillable"
         cause = f"{self._why_killed}; process {self.pid} does not end{where}"
         return self.exit_event(-signal.SIGKILL, cause)
 
-    def reap(self) -> Message:
-        """Wait for the ended process and return the ``worker_exited`` event without its time."""
+    def reap(self) -> WorkerExited:
+        """Wait for the ended process, and return the event of its end."""
         assert self.pid is not None
         self._core = last_core(self.pid)
         kill_group(self.pid)  # helpers that it left behind; its number is still its own
         _, wait_status, used = os.wait4(self.pid, 0)
         status = os.waitstatus_to_exitcode(wait_status)
         peak_bytes = 1024 * used.ru_maxrss  # getrusage(2): in KiB
-        return {**self.exit_event(status, self._cause(status)), "peak_bytes": peak_bytes}
+        event = self.exit_event(status, self._cause(status))
+        return dataclasses.replace(event, peak_bytes=peak_bytes)
 
-    def exit_event(self, status: int, cause: str) -> Message:
+    def exit_event(self, status: int, cause: str) -> WorkerExited:
         """Return the event of the worker's end, with all that is known of it."""
-        return exit_event(
-            self.generation,
+        return WorkerExited(
             self.worker,
-            self.page,
-            status,
             cause,
-            clean=(self.has_left and status == 0) or self.limit == "leaving",
+            is_clean=(self.has_left and status == 0) or self.limit == "leaving",
+            step=self.page.step,
+            phase=self.page.phase.label,
+            generation=self.generation,
             fenced=self._is_fenced,
             limit=self.limit,
             collateral=self._why_killed is not None and not self._is_fenced,
             core=self._core,
-            stderr=[] if self.said is None else list(self.said.last_lines()),
+            stderr=() if self.said is None else tuple(self.said.last_lines()),
             stacks=str(self.stacks),
-            samples=self.samples,
+            samples=self.page.work,
         )
 
     @property

@@ -21,19 +21,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
+from holdfast.recovery.event import WorkerExited
 from holdfast.recovery.host_lease import HostLease
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.slurm_calls import bring_back
-from holdfast.runtime.host.host_messages import Down, Exited, Seen, Told, Up
+from holdfast.runtime.host.host_messages import Down, Seen, Up
 from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.limits import HostLimits, HostWatch
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolStart
 from holdfast.runtime.hosts import wire
 from holdfast.runtime.hosts.host_facts import ANSWERS_WITHIN_S, Question, facts
+from holdfast.runtime.run.events import PoolLost
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message
 from holdfast.runtime.system.devices import VISIBLE
 from holdfast.runtime.system.messages import to_message
@@ -119,7 +120,7 @@ class HostAgent:
         self._seen: Seen | None = None
         limits = HostLimits(Path("/dev/shm/holdfast"))  # the directory's own disk may hang
         # The head asks all workers for a save when it hears of a pressure.
-        self._watch = HostWatch(limits, lambda event: self._tell(Told(event)), lambda: None)
+        self._watch = HostWatch(limits, self._tell, lambda: None)
         self._part = HostPart(
             self._reactor,
             self._output,
@@ -200,7 +201,7 @@ class HostAgent:
         try:
             self._part.take(order)
         except OSError as error:
-            self._tell(Told({"kind": "host_failed", "reason": f"no worker can be made: {error}"}))
+            self._tell(PoolLost(f"no worker can be made: {error}"))
         for key, status in self._part.statuses.items():
             if key not in self._mirrored:
                 status.lease_ms = int(1000 * self._lease.until)
@@ -226,9 +227,9 @@ class HostAgent:
             self._seen = message
         else:
             self._send_words()
-        if isinstance(message, Exited):
-            message = replace(message, event=self._watch.explained(message.event))
-            key = (message.generation, message.worker)
+        if isinstance(message, WorkerExited):
+            message = self._watch.explained(message)
+            key = (message.generation or 0, message.worker)
             status, _ = self._mirrored.pop(key, (None, None))
             if status is not None:
                 status.close()

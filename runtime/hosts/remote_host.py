@@ -21,9 +21,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from holdfast.recovery.event import WorkerExited
 from holdfast.recovery.host_lease import HostPings
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.host_messages import Down, Exited, HostLink, MakeWorkers, Traced, Up
+from holdfast.runtime.host.host_messages import Down, HostLink, MakeWorkers, Traced, Up
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.hosts import wire
 from holdfast.runtime.hosts.host_facts import Question
@@ -290,8 +291,8 @@ class RemoteHost:
         return {**changes, "progress": report.by_clock(self._ahead_s).encode().decode(wire.TEXT)}
 
     def _hear(self, found: Up) -> None:
-        if isinstance(found, Exited):
-            self._mirrors.pop((found.generation, found.worker), None)
+        if isinstance(found, WorkerExited):
+            self._mirrors.pop((found.generation or 0, found.worker), None)
         if isinstance(found, Traced):
             found = dataclasses.replace(found, ahead_s=self._ahead_s)
         self._on_message(self, found)

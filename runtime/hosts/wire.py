@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.host_messages import Down, Told, Up
+from holdfast.runtime.host.host_messages import Down, Logged, Up
 from holdfast.runtime.hosts.host_facts import HostFacts, Question
 from holdfast.runtime.system.messages import MessageKinds
 
@@ -109,6 +109,6 @@ FROM_HOST: MessageKinds[FromHost] = MessageKinds(FromHost)
 def taken_bytes(message: FromHost) -> int:
     """Return how much output of workers a message carries, for a stream or for log files."""
     match message:
-        case Output(_, lines) | Told({"kind": "logged", "lines": lines}):
+        case Output(lines=lines) | Logged(lines=lines):
             return len(lines)
     return 0

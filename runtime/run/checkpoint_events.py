@@ -2,101 +2,103 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
+from holdfast.recovery.event import Event
 from holdfast.runtime.run import progress
-from holdfast.runtime.run.event_kinds import Count, ManySeconds, Seconds, event
 
 
-@event("checkpoint", is_told=False, listed="checkpoints")
-class Checkpoint(NamedTuple):
+@dataclass(frozen=True)
+class Checkpoint(Event, name="checkpoint", is_told=False, listed="checkpoints"):
     """A save is committed, so many seconds after it began."""
 
-    step: Count
-    seconds: Seconds
-    bytes: Count
+    step: int
+    seconds: float
+    bytes: int
     generation: int | None
 
 
-@event("checkpoint_failed", listed="failed_checkpoints", hidden=["generation", "seconds"])
-class CheckpointFailed(NamedTuple):
+@dataclass(frozen=True)
+class CheckpointFailed(
+    Event, name="checkpoint_failed", listed="failed_checkpoints", hidden=["generation", "seconds"]
+):
     """A save has failed; training goes on."""
 
-    step: Count
+    step: int
     reason: str
     generation: int | None = None
-    seconds: Seconds | None = None
+    seconds: float | None = None
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"the checkpoint of step {self.step} failed: {self.reason}"
 
 
-@event("checkpoint_skipped", is_told=False)
-class CheckpointSkipped(NamedTuple):
+@dataclass(frozen=True)
+class CheckpointSkipped(Event, name="checkpoint_skipped", is_told=False):
     """A save was due while another one was in flight."""
 
     step: int | None
     generation: int | None = None
 
 
-@event("save_interval", is_told=False)
-class SaveInterval(NamedTuple):
+@dataclass(frozen=True)
+class SaveInterval(Event, name="save_interval", is_told=False):
     """The interval of ``--save-every auto`` was found anew, from the costs of the newest saves."""
 
-    seconds: Seconds | None
-    costs_s: ManySeconds
-    failures: Count
-    mean_time_between_failures_s: Seconds
+    seconds: float | None
+    costs_s: tuple[float, ...]
+    failures: int
+    mean_time_between_failures_s: float
     generation: int | None = None
 
 
-@event("prune_failed", is_told=False)
-class PruneFailed(NamedTuple):
+@dataclass(frozen=True)
+class PruneFailed(Event, name="prune_failed", is_told=False):
     """A name that may go is left, or an old step was not read again."""
 
     reason: str
 
 
-@event("storage_downgrade", is_told=False)
-class StorageDowngrade(NamedTuple):
+@dataclass(frozen=True)
+class StorageDowngrade(Event, name="storage_downgrade", is_told=False):
     """The file system lacks a guarantee."""
 
     reason: str
 
 
-@event("store_removed")
-class StoreRemoved(NamedTuple):
+@dataclass(frozen=True)
+class StoreRemoved(Event, name="store_removed"):
     """The steps before ``step`` are gone from a directory."""
 
     directory: str
-    step: Count
+    step: int
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"{self.directory} was removed, or its disk unmounted"
 
 
-@event("rejected", listed="rejected_checkpoints")
-class Rejected(NamedTuple):
+@dataclass(frozen=True)
+class Rejected(Event, name="rejected", listed="rejected_checkpoints"):
     """A restore has found a checkpoint invalid."""
 
-    step: Count
+    step: int
     reason: str
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"rejected the checkpoint of step {self.step}: {self.reason}"
 
 
-@event("unreadable", listed="unread_checkpoints", hidden=["path", "error"])
-class Unreadable(NamedTuple):
+@dataclass(frozen=True)
+class Unreadable(Event, name="unreadable", listed="unread_checkpoints", hidden=["path", "error"]):
     """A restore has given up a checkpoint, which may be whole; ``error`` is that of the disk."""
 
-    step: Count
+    step: int
     reason: str
-    seconds: Seconds
+    seconds: float
     path: str | None
     error: str | None
     tries: int = 1
 
-    def words(self) -> str:
+    def describe(self) -> str:
         waited = progress.duration(self.seconds)
         return f"gave up the checkpoint of step {self.step} after {waited}: {self.reason}"

@@ -1,7 +1,12 @@
 """Entries: the lines of a journal, with their events.
 
-A line has the name of its event, the fields, and who wrote it when.  A line that is not what it
-says is left out.  Of an event that is not known only the moment counts.
+A line has the name of its event, the fields, and who wrote it when.  A journal may be edited by
+hand, torn by a full disk, or written by another version.  A command that shows how a run stands
+must not fail because of one line, so the rest tells all the same:
+
+* a line without a field that readers need is left out;
+* a field that has a default, or may be None, is that if its value makes no sense;
+* an event that is not known is `UnknownEvent`, and shown by its name.
 """
 
 from __future__ import annotations
@@ -9,50 +14,42 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final
+from typing import Any, Generic, TypeGuard, TypeVar, final
 
+from holdfast.recovery.event import EVENTS, Event, WorkerCompleted, WorkerStopped
+from holdfast.recovery.world import NOBODY
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.run import checkpoint_events, events  # noqa: F401  (fill the list)
-from holdfast.runtime.run.event_kinds import EVENTS, KINDS, Kind, is_number
 from holdfast.runtime.run.files import ForeignFile, refusal
-from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, Recorder
+from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.codec import WrongValue, field_readers
 
-Event: TypeAlias = NamedTuple
-_Event = TypeVar("_Event")
-_Event_co = TypeVar("_Event_co", covariant=True)
+_Event = TypeVar("_Event", bound=Event)
+_Event_co = TypeVar("_Event_co", bound=Event, covariant=True)
 
+_MOST_SECONDS = 1 << 37
+"""No clock shows more, and later moments have no date."""
 
-def record(journal: Recorder, event: Event) -> None:
-    """Append an event to a journal."""
-    journal.record(name_of(event), **fields_of(event))
-
-
-def kind_of(event: object) -> Kind | None:
-    """Return what holdfast knows of an event, None of anything else."""
-    return KINDS.get(type(event))
+_MOST = 1 << 63
+_ONCE_WITHOUT_WORKER = (WorkerCompleted, WorkerStopped)
+"""Events whose lines named no worker in older journals."""
 
 
-def name_of(event: Event) -> str:
-    """Return the event's name in the journal."""
-    return KINDS[type(event)].name
+@dataclass(frozen=True)
+class UnknownEvent(Event):
+    """An event of another version of holdfast."""
 
+    name: str
 
-def words_of(event: object) -> str:
-    """Return the event in a sentence of one line."""
-    return " ".join(KINDS[type(event)].words(event).split())
-
-
-def fields_of(event: Event) -> dict[str, object]:
-    """Return the fields of the event's line."""
-    fields, defaults = event._asdict(), event._field_defaults
-    return {n: value for n, value in fields.items() if value is not None or n not in defaults}
+    def describe(self) -> str:
+        return self.name
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[_Event_co]):
-    """A line of a journal: an event, None for one that is not known, and who wrote it when.
+    """A line of a journal: an event, and who wrote it when.
 
     ``now`` is in seconds of the monotonic clock, ``time`` in seconds since 1970.
     """
@@ -64,12 +61,14 @@ class Entry(Generic[_Event_co]):
     source: str | None = None
 
     @property
-    def words(self) -> str:
-        """The event in a sentence; nothing if people are not told of it."""
-        kind = kind_of(self.event)
-        if kind is None or not kind.is_told:
-            return ""
-        return words_of(self.event)
+    def sentence(self) -> str:
+        """The event in a sentence of one line; nothing if people are not told of it."""
+        return sentence_of(self.event) if self.event.IS_TOLD else ""
+
+
+def sentence_of(event: Event) -> str:
+    """Return the event in a sentence of one line."""
+    return " ".join(event.describe().split())
 
 
 def entries_of(lines: Iterable[Mapping[str, Any]]) -> list[Entry[Any]]:
@@ -80,12 +79,10 @@ def entries_of(lines: Iterable[Mapping[str, Any]]) -> list[Entry[Any]]:
 def entry_of(line: Mapping[str, Any]) -> Entry[Any] | None:
     """Return a line with its event, None if it makes no sense."""
     name, now, time = line.get("event"), line.get("now"), line.get("time")
-    if not isinstance(name, str) or now is None or time is None:
+    if not isinstance(name, str) or not _is_moment(now) or not _is_moment(time) or time < 0:
         return None
-    if not is_number(now) or not is_number(time) or time < 0:
-        return None
-    event = EVENTS[name].read(line) if name in EVENTS else None
-    if event is None and name in EVENTS:
+    event = _read_event(name, line)
+    if event is None:
         return None
     run_id, source = line.get("run_id"), line.get("source")
     return Entry(
@@ -95,6 +92,50 @@ def entry_of(line: Mapping[str, Any]) -> Entry[Any] | None:
         run_id if isinstance(run_id, str) else None,
         source if isinstance(source, str) else None,
     )
+
+
+def _read_event(name: str, line: Mapping[str, Any]) -> Event | None:
+    """Return the event of a line, None if the line lacks a field that readers need."""
+    kind: Any = EVENTS.get(name)
+    if kind is None:
+        return UnknownEvent(name)
+    values = {}
+    for field, key, read, has_default in field_readers(kind):
+        try:
+            values[field] = _checked(read(line.get(key)))
+        except WrongValue:
+            if has_default:
+                continue
+            if key == "worker" and kind in _ONCE_WITHOUT_WORKER and key not in line:
+                values[field] = NOBODY
+                continue
+            try:
+                values[field] = read(None)
+            except WrongValue:
+                return None
+    event: Event = kind(**values)
+    return event
+
+
+def _checked(value: Any) -> Any:
+    """Return a value whose numbers a person may have counted or measured.
+
+    Raises:
+        WrongValue: one is negative, too large, or none.
+    """
+    numbers = value if isinstance(value, tuple) else (value,)
+    for number in numbers:
+        if isinstance(number, float) and not abs(number) < _MOST_SECONDS:  # a NaN is not
+            raise WrongValue(f" is {number}, which no clock shows")
+        if isinstance(number, int) and not 0 <= number < _MOST:
+            raise WrongValue(f" is {number}, which is no count")
+    return value
+
+
+def _is_moment(value: object) -> TypeGuard[float]:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) < _MOST_SECONDS  # a NaN is not
 
 
 def read_on(
@@ -143,7 +184,7 @@ def last_of(entries: Sequence[Entry[Any]], kind: type[_Event]) -> Entry[_Event] 
 def completed_step(entries: Sequence[Entry[Any]]) -> int | None:
     """Return the step that the last launch has completed, None if it has not."""
     for entry in reversed(entries):
-        if isinstance(entry.event, events.Completed):
+        if isinstance(entry.event, WorkerCompleted):
             return entry.event.step
         if isinstance(entry.event, (events.Launch, events.JobStarted)):
             break

@@ -1,161 +1,181 @@
-"""The events of a journal: their fields, their words for people, and what a report shows of them.
-
-A new event is a class here, and a call of `entries.record` where it happens.  Those of checkpoints
-are in `checkpoint_events`.
+"""The events of a job that no decision needs; those of checkpoints are in `checkpoint_events`.
 
 A field with the default None has no place in a line while it is None.  One that may be None, and
-has no default, may be missing in the lines of other versions.  Classes are named tuples: a worker
-begins with all of them, and dataclasses take four times as long.
+has no default, may be missing in the lines of other versions.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from holdfast.runtime.run import progress
-from holdfast.runtime.run.event_kinds import (
-    Count,
-    Counts,
-    Ledger,
-    Metrics,
-    Seconds,
-    Texts,
-    Work,
-    event,
+from holdfast.recovery.event import (
+    Event,
+    HostBack,
+    HostLost,
+    WorkerCompleted,
+    WorkerExited,
+    WorkerStopped,
+    WorkInHand,
+    WorldFormed,
 )
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.run import progress
+
+Failure = WorkerExited
+Completed = WorkerCompleted
+Stopped = WorkerStopped
+WorldBegan = WorldFormed
+__all__ = ["HostBack", "HostLost"]
 
 _FIGURES = re.compile(r" (?:after|for) [\d.]+ s\b.*|, .*")
 """What differs between two deaths of one cause."""
 
 
-@event("job_started")
-class JobStarted(NamedTuple):
+@dataclass(frozen=True)
+class JobStarted(Event, name="job_started"):
     """A job begins."""
 
-    workers: Count
+    workers: int
     spares: int | None
     microbatches: int | None
     seed: int | None
     threads: int | None
     script: str | None
-    argv: Texts | None
-    hosts: Texts | None = None
+    argv: tuple[str, ...] | None
+    hosts: tuple[str, ...] | None = None
     """Those that were named, as they were; None if none was."""
-    options: Texts | None = None
+    options: tuple[str, ...] | None = None
     """All other options that were not the default, as a flag and a value."""
     terms: str | None = None
     """A digest of what decides on what a script does when its run is complete."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         script = (self.script or "a script").rpartition("/")[2]
         return f"started {script} on {progress.count(self.workers, 'worker')}"
 
 
-@event("incarnation", is_told=False)
-class Incarnation(NamedTuple):
+@dataclass(frozen=True)
+class Incarnation(Event, name="incarnation", is_told=False):
     """Which job of a batch system this is, and when its time ends."""
 
     text: str
 
 
-@event("taken_over")
-class TakenOver(NamedTuple):
+@dataclass(frozen=True)
+class TakenOver(Event, name="taken_over"):
     """Another client shows the job; ``agent`` is the process id of the head."""
 
     agent: int | None
     generation: int | None
-    workers: Counts | None
+    workers: tuple[int, ...] | None
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return "another client shows the job"
 
 
-@event("head_failed")
-class HeadFailed(NamedTuple):
+@dataclass(frozen=True)
+class HeadFailed(Event, name="head_failed"):
     """The head has failed by an error of its own; the workers go on."""
 
     reason: str
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"the head failed: {self.reason}"
 
 
-@event("agent_killed")
-class AgentKilled(NamedTuple):
+@dataclass(frozen=True)
+class AgentKilled(Event, name="agent_killed"):
     """The head was killed with its workers, or has given a launch up."""
 
     reason: str
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"the agent was killed: {self.reason}"
 
 
-@event("hung_up")
-class HungUp(NamedTuple):
+@dataclass(frozen=True)
+class HungUp(Event, name="hung_up"):
     """The terminal is gone."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return "SIGHUP: the job goes on without its terminal"
 
 
-@event("signal_repeated", is_told=False)
-class SignalRepeated(NamedTuple):
+@dataclass(frozen=True)
+class SignalRepeated(Event, name="signal_repeated", is_told=False):
     """A batch system has sent once more the signal that stops the job."""
 
     text: str
 
 
-@event("deadline")
-class Deadline(NamedTuple):
+@dataclass(frozen=True)
+class Deadline(Event, name="deadline"):
     """The time of the job is up soon, or is up."""
 
     text: str
     is_late: bool | None
 
 
-@event("warning")
-class Warned(NamedTuple):
+@dataclass(frozen=True)
+class Notice(Event):
+    """A sentence for the user, once for all processes that tell the same; nothing is recorded.
+
+    ``is_progress`` marks one for which nobody has to do anything.
+    """
+
+    text: str
+    is_progress: bool = False
+
+
+@dataclass(frozen=True)
+class Warned(Event, name="warning"):
     """Something that the user should know of the run, which goes on."""
 
     text: str
 
 
-@event("paused")
-class Paused(NamedTuple):
+@dataclass(frozen=True)
+class Paused(Event, name="paused"):
     """The whole job stood still; ``until`` is in seconds of the monotonic clock."""
 
-    seconds: Seconds
-    until: Seconds
+    seconds: float
+    until: float
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"the job stood still for {self.seconds:.0f} s, and goes on"
 
+    def overlaps(self, other: Paused) -> bool:
+        """Return whether two processes have told of one pause."""
+        return max(self.until - self.seconds, other.until - other.seconds) < min(
+            self.until, other.until
+        )
 
-@event("job_ended")
-class JobEnded(NamedTuple):
+
+@dataclass(frozen=True)
+class JobEnded(Event, name="job_ended"):
     """A job has ended."""
 
-    exit_code: Count
+    exit_code: int
     reason: str
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"ended with exit code {self.exit_code}: {self.reason}"
 
 
-@event("launch", is_told=False)
-class Launch(NamedTuple):
+@dataclass(frozen=True)
+class Launch(Event, name="launch", is_told=False):
     """Workers are started; ``relaunch`` counts the launches before."""
 
     generation: int | None
-    workers: Counts
+    workers: tuple[int, ...]
     relaunch: int | None
 
 
-@event("relaunch", listed="relaunches", hidden=["spent"])
-class Relaunch(NamedTuple):
+@dataclass(frozen=True)
+class Relaunch(Event, name="relaunch", listed="relaunches", hidden=["spent"]):
     """A job that died whole, or is renewed, is started again.
 
     The report adds where it began, None for nothing, and the time since the death (for a renewal
@@ -163,48 +183,38 @@ class Relaunch(NamedTuple):
     """
 
     reason: str
-    workers: Counts
+    workers: tuple[int, ...]
     spent: int | None
     is_renewal: bool = False
     restored_step: int | None = None
     since_failure_ms: float | None = None
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"relaunched {progress.count(len(self.workers), 'worker')}: {self.reason}"
 
 
-@event("renewing")
-class Renewing(NamedTuple):
+@dataclass(frozen=True)
+class Renewing(Event, name="renewing"):
     """A launch stops to make room for one of all workers."""
 
     reason: str
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"{self.reason}: stopping with a checkpoint, to go on with all workers"
 
 
-@event("world", is_told=False)
-class WorldBegan(NamedTuple):
-    """Workers train together, from ``step`` on."""
-
-    workers: Counts
-    capacity: int | None
-    step: Count
-    generation: int | None = None
-
-
-@event("recovery", listed="recoveries", hidden=["detected"])
-class Recovery(NamedTuple):
+@dataclass(frozen=True)
+class Recovery(Event, name="recovery", listed="recoveries", hidden=["detected"]):
     """Survivors have gone on in place; milliseconds are since they ``detected`` the failure.
 
     The report adds the time from the fault, or from the failure where none was injected, to the
     next applied step.
     """
 
-    generation: Count
-    step: Count
-    lost: Counts
-    survivors: Counts
+    generation: int
+    step: int
+    lost: tuple[int, ...]
+    survivors: tuple[int, ...]
     attempts: int = 1
     detected: float | None = None
     revoked_ms: float | None = None
@@ -214,48 +224,48 @@ class Recovery(NamedTuple):
     next_step_ms: float | None = None
     since_failure_ms: float | None = None
 
-    def words(self) -> str:
+    def describe(self) -> str:
         lost, others = named_workers(self.lost), named_workers(self.survivors)
         go_on = "goes on" if len(self.survivors) == 1 else "go on"
         return f"recovered at step {self.step} without {lost}; {others} {go_on}"
 
 
-@event("numerics_differ", is_told=False)
-class NumericsDiffer(NamedTuple):
+@dataclass(frozen=True)
+class NumericsDiffer(Event, name="numerics_differ", is_told=False):
     """The run goes on with other numerics."""
 
-    differences: Texts
+    differences: tuple[str, ...]
 
 
-@event("initial_weights", is_told=False)
-class InitialWeights(NamedTuple):
+@dataclass(frozen=True)
+class InitialWeights(Event, name="initial_weights", is_told=False):
     """A run begins with the weights of a file, or of another run."""
 
     source: str
     sha256: str
 
 
-@event("restored")
-class Restored(NamedTuple):
+@dataclass(frozen=True)
+class Restored(Event, name="restored"):
     """A launch goes on from a checkpoint."""
 
-    step: Count
+    step: int
     generation: int | None
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"restored step {self.step}"
 
 
-@event("step", is_told=False)
-class Step(NamedTuple):
+@dataclass(frozen=True)
+class Step(Event, name="step", is_told=False):
     """An applied update, or the last of several ``steps`` in a row, with the sums of all."""
 
-    step: Count
-    epoch: Count
-    seconds: Seconds
-    samples: Count
-    generation: Count
-    steps: Count | None = None
+    step: int
+    epoch: int
+    seconds: float
+    samples: int
+    generation: int
+    steps: int | None = None
 
     @property
     def number(self) -> int:
@@ -268,21 +278,30 @@ class Step(NamedTuple):
         return int(self.step - self.number + 1)
 
 
-@event("epoch", is_told=False, hidden=["ledger", "generation"])
-class Epoch(NamedTuple):
+@dataclass(frozen=True)
+class EpochLedger:
+    """The proof that an epoch used every sample once."""
+
+    samples: int
+    fingerprint: str = ""
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Epoch(Event, name="epoch", is_told=False, hidden=["ledger", "generation"]):
     """The end of an epoch; the ledger proves that it used every sample once.
 
     Without ``verbose`` it is shown as Keras would.
     """
 
-    epoch: Count
-    step: Count
-    metrics: Metrics | None
-    validation: Metrics | None
-    seconds: Seconds | None
+    epoch: int
+    step: int
+    metrics: Mapping[str, float] | None
+    validation: Mapping[str, float] | None
+    seconds: float | None
     epochs: int | None = None
     verbose: int | None = None
-    ledger: Ledger | None = None
+    ledger: EpochLedger | None = None
     generation: int | None = None
 
     @property
@@ -295,65 +314,41 @@ class Epoch(NamedTuple):
         return " - ".join(parts)
 
 
-@event("stopped")
-class Stopped(NamedTuple):
-    """A training has stopped with a checkpoint, to be gone on with."""
-
-    step: Count
-    generation: int | None = None
-
-    def words(self) -> str:
-        return f"stopped at step {self.step} with a checkpoint"
-
-
-@event("completed")
-class Completed(NamedTuple):
-    """A training is complete, or was ended by its script's ``error``.
-
-    Both the first worker and the head record it.
-    """
-
-    step: Count
-    sha256: str | None
-    epochs: int | None
-    metrics: Metrics | None
-    validation: Metrics | None
-    error: str | None = None
-    is_first: bool | None = None
-    generation: int | None = None
-
-    def words(self) -> str:
-        return f"completed step {self.step}"
-
-
-@event("fault", is_told=False, listed="faults")
-class FaultStruck(NamedTuple):
+@dataclass(frozen=True)
+class FaultStruck(Event, name="fault", is_told=False, listed="faults"):
     """An injected fault strikes; the names are those of a fault's address."""
 
     kind: str
-    worker: Count
-    step: Count
+    worker: int
+    step: int
     site: str
     attempt: int = 1
     host: str | None = None
     """The host by which the fault names its worker."""
 
+    @property
+    def address(self) -> tuple[object, ...]:
+        """Which fault of ``--inject`` it was."""
+        return (self.host or self.worker, self.step, self.site, self.attempt)
 
-@event("suspected", listed="suspected", hidden=["limit_s", "is_awaited", "is_reading"])
-class Suspected(NamedTuple):
+
+@dataclass(frozen=True)
+class Suspected(
+    Event, name="suspected", listed="suspected", hidden=["limit_s", "is_awaited", "is_reading"]
+):
     """A worker made no progress for half of its limit; it may have done so afterwards."""
 
-    worker: Count
-    seconds: Seconds
-    step: Count
+    worker: int
+    seconds: float
+    step: int
     where: str = ""
     stacks: str = ""
-    samples: Work | None = None
+    samples: WorkInHand | None = None
     limit_s: float | None = None
     is_awaited: bool | None = None
     is_reading: bool | None = None
 
-    def words(self) -> str:
+    def describe(self) -> str:
         place = at_work(self.where, self.samples, self.step, is_reading=bool(self.is_reading))
         lasts = f"has made no progress for {self.seconds:.0f} s after step {self.step}{place}"
         if self.limit_s is None:
@@ -363,15 +358,35 @@ class Suspected(NamedTuple):
         return f"worker {self.worker} {lasts}, and {why}: {killed}"
 
 
-@event("stalled")
-class Stalled(NamedTuple):
+@dataclass(frozen=True)
+class WorkerFenced(Event):
+    """A worker is killed, because it stands still or keeps others waiting."""
+
+    worker: WorkerId
+    limit: str
+    silent_s: float
+    step: int
+    where: str = ""
+    samples: WorkInHand | None = None
+    is_reading: bool = False
+
+    def describe(self) -> str:
+        how = f"has been silent for {self.silent_s:.1f} s"
+        if self.limit == "stall":
+            how = f"has kept the others waiting for {self.silent_s:.1f} s"
+        place = at_work(self.where, self.samples, self.step, is_reading=self.is_reading)
+        return f"worker {self.worker} {how} after step {self.step}{place}: killing it"
+
+
+@dataclass(frozen=True)
+class Stalled(Event, name="stalled"):
     """Workers are killed because none of them made progress."""
 
     limit: str
-    seconds: Seconds
-    workers: Counts
+    seconds: float
+    workers: tuple[int, ...]
 
-    def words(self) -> str:
+    def describe(self) -> str:
         number = len(self.workers)
         if self.limit == "reading":
             return (
@@ -389,90 +404,35 @@ class Stalled(NamedTuple):
         )
 
 
-@event("host_lost")
-class HostLost(NamedTuple):
-    """A host is gone with its workers; the others go on, or are relaunched, without it."""
-
-    host: str
-    reason: str
-    workers: Counts
-
-    def words(self) -> str:
-        workers = ", ".join(map(str, self.workers))
-        them = f" with its workers ({workers})" if workers else ""
-        return f"host {self.host} was lost{them}: {self.reason}"
-
-
-@event("host_refused")
-class HostRefused(NamedTuple):
+@dataclass(frozen=True)
+class HostRefused(Event, name="host_refused"):
     """A host answers, but differs from what it was when the job began."""
 
     host: str
     reason: str
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"host {self.host} stays out: {self.reason}"
 
 
-@event("host_back")
-class HostBack(NamedTuple):
-    """A host that was lost answers again, and takes workers of the next launch."""
-
-    host: str
-
-    def words(self) -> str:
-        return f"host {self.host} is back, and takes workers of the next launch"
-
-
-@event("failure", listed="failures")
-class Failure(NamedTuple):
-    """A worker's death, as the head saw it."""
-
-    worker: Count
-    cause: str
-    step: int | None = None
-    phase: str | None = None
-    fenced: bool = False
-    generation: int | None = None
-    limit: str | None = None
-    """The limit that it was killed for: heartbeat, stall, standstill, unkillable or host."""
-    launch_rank: int | None = None
-    host: str | None = None
-    """The name of its host, if the job has several."""
-    core: int | None = None
-    stderr: Texts = ()
-    traceback: str = ""
-    """Of the exception of its script, from the script's own first call on."""
-    stacks: str = ""
-    samples: Work | None = None
-    collateral: bool = False
-    """Whether it was killed together with others, and not for anything of its own."""
-    job: int | None = None
-    """The number of the run's job that it belonged to, from 1; the report adds it."""
-    after_s: float | None = None
-    """Its time, from the begin of that job; the report adds it."""
-
-    def words(self) -> str:
-        place = "" if self.step is None else f" after step {self.step}"
-        return f"worker {self.worker} died{place} ({self.cause})"
-
-
-@event("memory_differs", listed="memory_differences", hidden=["generation"])
-class MemoryDiffers(NamedTuple):
+@dataclass(frozen=True)
+class MemoryDiffers(
+    Event, name="memory_differs", listed="memory_differences", hidden=["generation"]
+):
     """The state of some workers is not that of the others; without a majority all may be wrong."""
 
-    step: Count
-    workers: Counts
+    step: int
+    workers: tuple[int, ...]
     has_majority: bool
     generation: int | None = None
 
-    def words(self) -> str:
+    def describe(self) -> str:
         fate = "fenced" if self.has_majority else "no majority shows whose state is right"
         return f"step {self.step} differs in the memory of {named_workers(self.workers)}: {fate}"
 
 
-@event("pressure", listed="pressures", hidden=["place", "used", "limit"])
-class Pressure(NamedTuple):
+@dataclass(frozen=True)
+class Pressure(Event, name="pressure", listed="pressures", hidden=["place", "used", "limit"]):
     """A limit of the host is about to be met."""
 
     resource: str
@@ -482,44 +442,60 @@ class Pressure(NamedTuple):
     limit: int | None = None
 
 
-@event("preload_failed", is_told=False)
-class PreloadFailed(NamedTuple):
-    """A module is not loaded before the workers are born."""
+@dataclass(frozen=True)
+class PreloadFailed(Event, name="preload_failed", is_told=False):
+    """A module is not loaded before the workers are born.
+
+    A ``keeper`` is a library that keeps a thread running, and so every module out that imports it.
+    """
 
     module: str
     message: str
+    keeper: str | None = None
 
 
-@event("pool_restarted", is_told=False)
-class PoolRestarted(NamedTuple):
+@dataclass(frozen=True)
+class PoolWarmed(Event):
+    """The pools of all hosts have imported everything."""
+
+
+@dataclass(frozen=True)
+class PoolRestarted(Event, name="pool_restarted", is_told=False):
     """The process that workers are forked from has died, and was started again."""
 
     cause: str
 
 
-@event("output_dropped", is_told=False)
-class OutputDropped(NamedTuple):
+@dataclass(frozen=True)
+class PoolLost(Event):
+    """A host can make no worker any more."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class OutputDropped(Event, name="output_dropped", is_told=False):
     """Lines of the workers were lost, so many since its agent began."""
 
-    lines: Count
+    lines: int
 
 
-@event("journal_gap", is_told=False)
-class JournalGap(NamedTuple):
+@dataclass(frozen=True)
+class JournalGap(Event, name="journal_gap", is_told=False):
     """So many lines before this one could not be written."""
 
-    lines: Count
+    lines: int
 
 
-def at_work(where: str, work: Work | None, step: int, *, is_reading: bool) -> str:
+def at_work(where: str, work: WorkInHand | None, step: int, *, is_reading: bool) -> str:
     """Return the place in the script, and the batch or microbatch in hand, as far as known."""
     place = f", in {where}" if where else ""
     if is_reading:
         return f"{place}, while it reads the batch of step {step + 1}"
     if work is None:
         return place
-    what = "the validation after step" if work["is_validation"] else "step"
-    return f"{place}, with microbatch {work['microbatch']} of {what} {work['step']}"
+    what = "the validation after step" if work.is_validation else "step"
+    return f"{place}, with microbatch {work.microbatch} of {what} {work.step}"
 
 
 def named_workers(workers: Sequence[int]) -> str:

@@ -12,21 +12,22 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from holdfast.recovery.placement import REMEMBERED_S
 from holdfast.recovery.schedule import FailureHistory
+from holdfast.runtime.run.checkpoint_events import Checkpoint, Rejected
+from holdfast.runtime.run.entries import Entry, entry_of
+from holdfast.runtime.run.events import JobEnded, JobStarted, Relaunch, Restored
 from holdfast.runtime.run.files import BoundedCalls
 from holdfast.runtime.run.journal import JournalReader, Record, parse_line
 
 _HISTORY_WITHIN_S = 10.0
 """The journal of a year is read in a few seconds."""
 
-_TELLING = (
-    *("job_started", "job_ended", "relaunch"),
-    *("rejected", "checkpoint", "restored"),
-)
+_TELLING = (JobStarted, JobEnded, Relaunch, Rejected, Checkpoint, Restored)
 # Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
-_MARKS = tuple(f'"{event}"'.encode() for event in _TELLING)
+_MARKS = tuple(f'"{event.NAME}"'.encode() for event in _TELLING)
 _NO_HISTORY = FailureHistory()
 
 
@@ -44,12 +45,26 @@ class RunHistory:
         self.hosts: tuple[str, ...] = ()
         """The hosts that were named for the last job, with their slots."""
 
-    def saw(self, record: Record) -> None:
-        """Count a record, which may be of any event."""
-        now = _time_of(record)
-        if record["event"] in _TELLING and now is not None:
-            self._count(record, now)
-            self._note_step(record)
+    def count(self, entry: Entry[Any]) -> None:
+        """Count a line, which may be of any event."""
+        now, event = entry.now, entry.event
+        match event:
+            case JobStarted(hosts=hosts):
+                self.hosts = hosts or ()
+                self._failures += self._began is not None
+                self._seconds += self._open_seconds(self._last)
+                self._began = now
+            case JobEnded() if self._began is not None:
+                self._seconds += max(0.0, now - self._began)
+                self._began = None
+            case Relaunch(is_renewal=False):
+                self._failures += 1
+            case Rejected(step):
+                self._rejected.add(step)
+            case Checkpoint(step) | Restored(step):  # it is whole
+                self._rejected.discard(step)
+                if isinstance(event, Checkpoint):
+                    self.saved_step = step
         self._last = now
 
     def passed(self, now: float | None) -> None:
@@ -60,28 +75,6 @@ class RunHistory:
         """Return the training time and the failures, up to ``now`` or the last record."""
         open_s = self._open_seconds(self._last if now is None else now)
         return FailureHistory(self._seconds + open_s, self._failures, tuple(sorted(self._rejected)))
-
-    def _count(self, record: Record, now: float) -> None:
-        event = record["event"]
-        if event == "checkpoint":
-            self.saved_step = record.get("step")
-        self._failures += event == "relaunch" and record.get("is_renewal") is not True
-        if event == "job_started":
-            hosts = record.get("hosts")
-            self.hosts = tuple(map(str, hosts)) if isinstance(hosts, list) else ()
-            self._failures += self._began is not None
-            self._seconds += self._open_seconds(self._last)
-            self._began = now
-        elif event == "job_ended" and self._began is not None:
-            self._seconds += max(0.0, now - self._began)
-            self._began = None
-
-    def _note_step(self, record: Record) -> None:
-        event, step = record["event"], record.get("step")
-        if event == "rejected" and isinstance(step, int):
-            self._rejected.add(step)
-        elif event in ("checkpoint", "restored"):  # it is whole
-            self._rejected.discard(step)
 
     def _open_seconds(self, last: float | None) -> float:
         """Return the time of a job without an end, up to ``last``.
@@ -113,21 +106,19 @@ class HistoryReader:
     def _read(self) -> None:
         with contextlib.suppress(OSError):
             for line in self._reader.lines():
-                record = _telling(line)
-                if record is not None:
+                entry = _telling(line)
+                if entry is not None:
                     self.history.passed(_time_of(parse_line(self._before)))
-                    self.history.saw(record)
+                    self.history.count(entry)
                 self._before = line
 
 
-def _telling(line: bytes) -> Record | None:
-    """Return the record of a line that counts here and has a time, None for any other."""
+def _telling(line: bytes) -> Entry[Any] | None:
+    """Return the entry of a line that counts here, None for any other."""
     if not any(mark in line for mark in _MARKS):
         return None
     record = parse_line(line)
-    if record is None or record["event"] not in _TELLING:
-        return None
-    return None if _time_of(record) is None else record
+    return None if record is None else entry_of(record)
 
 
 def _time_of(record: Record | None) -> float | None:

@@ -31,16 +31,20 @@ step.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from holdfast.checkpoint.names import MANIFEST_NAME, StagingName, step_name, step_of
+from holdfast.recovery.event import Event
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.events import JournalGap
 from holdfast.runtime.run.files import (
     BoundedCalls,
     ForeignFile,
@@ -51,6 +55,8 @@ from holdfast.runtime.run.files import (
     refusal,
 )
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
+from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.messages import to_message
 
 Record: TypeAlias = dict[str, Any]
 
@@ -67,39 +73,61 @@ _LARGEST_MANIFEST_BYTES = 256 << 20
 class Recorder(Protocol):
     """Takes events for a journal."""
 
-    def record(self, event: str, /, **fields: object) -> None:
-        """Take one event with its fields."""
+    def record(self, event: Event) -> None:
+        """Take an event that happens now."""
 
 
 class ProcessJournal(Recorder, Protocol):
     """Takes all events of one process for the journal of its job."""
 
-    def record_all(self, events: Iterable[tuple[str, Record]]) -> None:
-        """Take several events."""
+    def record_all(self, events: Iterable[tuple[Event, float]]) -> None:
+        """Take several events, each with its moment in seconds of the monotonic clock."""
 
 
-def stamped(event: str, fields: Record, age_s: float, common: Record) -> Record:
-    """Return an event as a record: with its moment, ``age_s`` ago by both clocks."""
-    stamp = {"event": event, "now": time.monotonic() - age_s, "time": time.time() - age_s}
-    return stamp | common | fields
+@dataclass(frozen=True, slots=True)
+class RecordedEvent:
+    """An event as it travels to the head: its name, and its fields as text of JSON.
+
+    It goes with its age in seconds, as another host has another clock.
+    """
+
+    name: str
+    fields: str
+    age_s: float = 0.0
+
+    @staticmethod
+    def of(event: Event, age_s: float = 0.0) -> RecordedEvent:
+        """Return an event of ``age_s`` ago."""
+        return RecordedEvent(event.NAME, _ENCODER.encode(fields_of(event)), max(0.0, age_s))
+
+    def line(self, run_id: str, source: str) -> str:
+        """Return the journal's line, without its end: with the moment by both clocks."""
+        now, moment = time.monotonic() - self.age_s, time.time() - self.age_s
+        stamp = {"event": self.name, "now": now, "time": moment, "run_id": run_id, "source": source}
+        between = "" if self.fields == "{}" else ", "
+        return _ENCODER.encode(stamp)[:-1] + between + self.fields[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Events of one process, ``source``, for the journal; the head stamps them."""
+
+    events: tuple[RecordedEvent, ...]
+    source: str = ""
+
+
+def fields_of(event: Event) -> Record:
+    """Return the fields of an event's line; a field that may be None has no place while it is."""
+    return {
+        field.name: to_plain(value)
+        for field in dataclasses.fields(event)
+        if (value := getattr(event, field.name)) is not None or field.default is not None
+    }
 
 
 def line_of(record: Record) -> str:
-    """Return a record as the journal's line, without its end."""
+    """Return a record as a line, without its end."""
     return _ENCODER.encode(record)
-
-
-def records_message(events: Iterable[tuple[str, Record]]) -> Record:
-    """Return the message by which a process sends records to the head, which stamps them.
-
-    Each goes with its age in seconds, as another host has another clock.
-    """
-    now = time.monotonic()
-    found = []
-    for event, fields in events:
-        plain = {name: value for name, value in fields.items() if name not in ("now", "time")}
-        found.append([event, json.loads(line_of(plain)), max(0.0, now - fields.get("now", now))])
-    return {"kind": "records", "records": found}
 
 
 class SentRecords:
@@ -111,13 +139,15 @@ class SentRecords:
     def __init__(self, send: Callable[[Record], None]) -> None:
         self._send = send
 
-    def record(self, event: str, /, **fields: object) -> None:
-        """Send one event with its fields."""
-        self.record_all([(event, fields)])
+    def record(self, event: Event) -> None:
+        """Send an event that happens now."""
+        self._send(to_message(Records((RecordedEvent.of(event),))))
 
-    def record_all(self, events: Iterable[tuple[str, Record]]) -> None:
-        """Send several events in one message."""
-        self._send(records_message(events))
+    def record_all(self, events: Iterable[tuple[Event, float]]) -> None:
+        """Send several events, each with its moment, in one message."""
+        now = time.monotonic()
+        sent = tuple(RecordedEvent.of(event, now - moment) for event, moment in events)
+        self._send(to_message(Records(sent)))
 
 
 class JournalFile:
@@ -156,7 +186,7 @@ class JournalFile:
         """Append lines together; those that cannot be written are counted as lost."""
         gap, taken = self.lost, 0
         if lines and self._is_there():
-            if gap and self._append([self._own("journal_gap", {"lines": gap})]):
+            if gap and self._append([self._gap(gap)]):
                 self.lost = 0
             if not self.lost:
                 taken = self._append(lines)
@@ -188,10 +218,8 @@ class JournalFile:
             close(before)
         return True
 
-    def _own(self, event: str, fields: Record) -> str:
-        return line_of(
-            stamped(event, fields, 0.0, {"run_id": self._owner.run_id, "source": "journal"})
-        )
+    def _gap(self, lines: int) -> str:
+        return RecordedEvent.of(JournalGap(lines)).line(self._owner.run_id, "journal")
 
     def _append(self, lines: Sequence[str]) -> int:
         """Write lines as one piece; return how many of them were taken whole."""
@@ -233,22 +261,24 @@ class Journal:
             OSError: the file cannot be created or opened.
         """
         self._path = path
-        self._common: Record = {"run_id": run_id, "source": source}
+        self._run_id, self._source = run_id, source
         self._calls = BoundedCalls("holdfast-journal")
         self._file = JournalFile(path, Ownership(path.parent, run_id))
         self._file.open()
 
-    def record(self, event: str, /, **fields: object) -> None:
-        """Append one event with its fields, stamped with monotonic and wall-clock seconds.
+    def record(self, event: Event) -> None:
+        """Append an event that happens now, stamped with monotonic and wall-clock seconds.
 
         Never raises for a full or failing file system, and waits a second at most for one
         that hangs (see the top of this file).
         """
-        self.record_all([(event, fields)])
+        self.record_all([(event, time.monotonic())])
 
-    def record_all(self, events: Iterable[tuple[str, Record]]) -> None:
+    def record_all(self, events: Iterable[tuple[Event, float]]) -> None:
         """Append several events as ``record`` does, and wait for all of them together."""
-        lines = [line_of(stamped(event, fields, 0.0, self._common)) for event, fields in events]
+        now = time.monotonic()
+        found = [RecordedEvent.of(event, now - moment) for event, moment in events]
+        lines = [each.line(self._run_id, self._source) for each in found]
         was_behind = self._calls.is_behind
         if not self._calls.run(lambda: self._file.write(lines)):
             self._file.lost += len(lines)

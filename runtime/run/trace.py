@@ -32,6 +32,7 @@ from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
 from holdfast.runtime.run.entries import Entry
 from holdfast.runtime.run.events import JobEnded, Launch, Recovery
 from holdfast.runtime.run.files import close, open_to_read, open_to_write
+from holdfast.runtime.run.journal import fields_of
 from holdfast.runtime.run.run_directory import Ownership
 from holdfast.runtime.system.codec import WrongValue, decode
 from holdfast.runtime.system.timeline import Activity, Change, changes_in
@@ -263,14 +264,14 @@ def _of_job(entries: Sequence[Entry[Any]]) -> Iterator[_Json]:
                 yield _slice(name, _LAUNCHES, end_us, until_us, args)
             case Recovery(next_step_ms=float(length_ms)):
                 begin_us = end_us - round(1000 * length_ms)
-                yield _slice("recovery", _RECOVERIES, begin_us, end_us, event._asdict())
+                yield _slice("recovery", _RECOVERIES, begin_us, end_us, fields_of(event))
             case Checkpoint() | CheckpointFailed():
                 begin_us = end_us - round(_US * (event.seconds or 0.0))
                 name = "save" if isinstance(event, Checkpoint) else "failed save"
-                yield _slice(name, _SAVES, begin_us, end_us, event._asdict())
-        if entry.words:
+                yield _slice(name, _SAVES, begin_us, end_us, fields_of(event))
+        if entry.sentence:
             at = {"pid": _TOLD[0], "tid": _TOLD[1], "ts": end_us, "s": "g"}
-            yield {"ph": "i", "name": entry.words, "cat": "holdfast", **at}
+            yield {"ph": "i", "name": entry.sentence, "cat": "holdfast", **at}
 
 
 def _us(seconds: float) -> int:

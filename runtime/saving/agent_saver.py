@@ -18,6 +18,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import ImageMap, share_of
 from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.event import Event
 from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.plan import SavePlan, SaveRequest
 from holdfast.runtime.saving.save_memory import HostBuffers
@@ -310,9 +311,9 @@ class ContextReport:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
 
-    def record(self, event: str, /, **fields: object) -> None:
+    def record(self, event: Event) -> None:
         """Write an event into the worker's journal."""
-        self._context.journal.record(event, **fields)
+        self._context.journal.record(event)
 
     def notify(self, text: str) -> None:
         """Show one line to the user."""

@@ -28,7 +28,6 @@ from holdfast.checkpoint.record import PieceEntry, ShardRecord
 from holdfast.checkpoint.store import Staging
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.run.checkpoint_events import Checkpoint, StorageDowngrade
-from holdfast.runtime.run.entries import record
 from holdfast.runtime.saving.maintenance import CheckpointMaintenance, Reporter, tell_removal
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.save_messages import SaveTicket
@@ -228,7 +227,7 @@ class Committer:
             bytes=manifest.nbytes,
             generation=ticket.generation,
         )
-        record(self._report, committed)
+        self._report.record(committed)
         self._maintenance.committed(ticket.step)
         return manifest.nbytes
 
@@ -259,5 +258,5 @@ class Committer:
 
     def _tell_downgrades(self) -> None:
         for reason in self.store.disk.new_downgrades(self._downgrades_told):
-            record(self._report, StorageDowngrade(reason=reason))
+            self._report.record(StorageDowngrade(reason=reason))
             self._report.notify(f"checkpoints are at risk: {reason}")

@@ -17,8 +17,8 @@ from holdfast.checkpoint.filesystem import READ_BYTES_PER_S, FileSystem, PacedFi
 from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.retention import Pruner
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.recovery.event import Event
 from holdfast.runtime.run.checkpoint_events import PruneFailed, StoreRemoved
-from holdfast.runtime.run.entries import record
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 
@@ -26,7 +26,7 @@ from holdfast.runtime.system.daemon_executor import DaemonExecutor
 class Reporter(Protocol):
     """Takes events and sentences; neither call raises or waits for long."""
 
-    def record(self, event: str, /, **fields: object) -> None:
+    def record(self, event: Event) -> None:
         """Write an event into the journal."""
 
     def notify(self, text: str) -> None:
@@ -41,7 +41,7 @@ def tell_removal(report: Reporter, store: CheckpointStore, newest: int) -> None:
     directory, step = str(store.directory), newest
     with contextlib.suppress(CheckpointError):
         step = min(store.steps(), default=newest)
-    record(report, StoreRemoved(directory=directory, step=step))
+    report.record(StoreRemoved(directory=directory, step=step))
     report.notify(
         f"{directory} was removed, or its disk unmounted: it has no checkpoint before step {step}"
     )
@@ -136,7 +136,7 @@ class CheckpointMaintenance:
 
     def _tell_left(self, reasons: Iterable[str]) -> None:
         for reason in () if self._is_given_up else reasons:
-            record(self._report, PruneFailed(reason=reason))
+            self._report.record(PruneFailed(reason=reason))
 
     def _pruned(self) -> tuple[str, ...]:
         """Remove what may go; return a reason for each name that is left."""

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from holdfast.runtime.run.events import Notice
+from holdfast.runtime.run.journal import Records
+
 
 @dataclass(frozen=True, slots=True)
 class SaveTicket:
@@ -125,4 +128,4 @@ class DiskMoved:
 
 OfWorker: TypeAlias = AskMemory | PlanSaves | PartCopied
 ToWriter: TypeAlias = UseMemory | PlanSaves | PartCopied | Settle
-OfWriter: TypeAlias = SaveAnswered | Settled | DiskMoved
+OfWriter: TypeAlias = SaveAnswered | Settled | DiskMoved | Notice | Records

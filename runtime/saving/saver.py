@@ -23,6 +23,7 @@ import numpy as np
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
+from holdfast.recovery.event import CheckpointCommitted
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.placement import savers_among
 from holdfast.recovery.step import Bit, Outcome, SavePhase, after_vote
@@ -30,7 +31,6 @@ from holdfast.recovery.work_plan import WorkPlan
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.run.checkpoint_events import CheckpointFailed, CheckpointSkipped
-from holdfast.runtime.run.entries import record
 from holdfast.runtime.saving.agent_saver import (
     AgentSaver,
     FailedSave,
@@ -312,14 +312,9 @@ class Saver:
         self.saved_step, self.is_unfinished = flight.step, False
         self._context.rejected.discard(flight.step)
         if self._membership.is_first:
-            self._context.tell_agent(
-                {
-                    "kind": "checkpoint",
-                    "step": self.saved_step,
-                    "seconds": round(witnessed_s() - flight.began, 6),
-                    "step_seconds": self._records.longest_step_s,
-                }
-            )
+            seconds = round(witnessed_s() - flight.began, 6)
+            worker, longest_s = self._context.config.worker, self._records.longest_step_s
+            self._context.report(CheckpointCommitted(worker, flight.step, seconds, longest_s))
 
     def _failed(self, flight: SaveInFlight) -> None:
         """Report the failure to journal and user, and go on training."""
@@ -329,7 +324,7 @@ class Saver:
         if failure is None or isinstance(failure, SnapshotNotWritten):
             return  # the committer has told it
         reason = _reason_of(failure)
-        record(self._context.journal, CheckpointFailed(step=flight.step, reason=reason))
+        self._context.journal.record(CheckpointFailed(step=flight.step, reason=reason))
         self._context.notify(f"the checkpoint of step {flight.step} failed: {reason}")
 
 

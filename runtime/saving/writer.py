@@ -30,7 +30,10 @@ from functools import partial
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
 from holdfast.checkpoint.filesystem import FileSystem
-from holdfast.runtime.run.journal import records_message
+from holdfast.recovery.event import Event
+from holdfast.runtime.run.checkpoint_events import CheckpointFailed
+from holdfast.runtime.run.events import Notice
+from holdfast.runtime.run.journal import RecordedEvent, Records
 from holdfast.runtime.run.run_directory import prove_also
 from holdfast.runtime.saving.committer import Committer, HeldSave, Parts
 from holdfast.runtime.saving.plan import SavePlan
@@ -274,9 +277,7 @@ class HostWriter:
         return save.step
 
     def _record_failure(self, ticket: SaveTicket, reason: str) -> None:
-        self._report.record(
-            "checkpoint_failed", step=ticket.step, generation=ticket.generation, reason=reason
-        )
+        self._report.record(CheckpointFailed(ticket.step, reason, ticket.generation))
 
     def _answer(self, answer: SaveAnswered) -> None:
         self._answered.add(answer.ticket.age)
@@ -305,15 +306,15 @@ class WriterReport:
         self._being_written = 0
         self._told = -math.inf
 
-    def record(self, event: str, /, **fields: object) -> None:
+    def record(self, event: Event) -> None:
         """Send an event for the journal."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._channel.send(records_message([(event, fields)]))
+            self._channel.send(to_message(Records((RecordedEvent.of(event),))))
 
     def notify(self, text: str) -> None:
         """Let the agent show one line to the user."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._channel.send({"kind": "notice", "text": text})
+            self._channel.send(to_message(Notice(text)))
 
     def disk_moved(self, change: int) -> None:
         """Let the agent wait on: the disk does not hang, and so many bytes are being written."""

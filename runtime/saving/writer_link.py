@@ -24,6 +24,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from holdfast.runtime.run.events import Notice
+from holdfast.runtime.run.journal import Records
 from holdfast.runtime.saving.save_messages import (
     DiskMoved,
     OfWriter,
@@ -58,7 +60,6 @@ _ENDED_WITHIN_S = 5.0
 _KILLED_WITHIN_S = 5.0
 """How long a killed writer is waited for: on a busy host its end takes a moment."""
 
-_EVENTS = frozenset({"notice", "records"})
 _MESSAGES: MessageKinds[OfWriter] = MessageKinds(OfWriter)
 
 _Fds: TypeAlias = tuple[int, ...]
@@ -71,7 +72,7 @@ class WriterLink:
     def __init__(
         self,
         reactor: Reactor,
-        tell: Callable[[SaveAnswered | Settled | Message], None],
+        tell: Callable[[SaveAnswered | Settled | Notice | Records], None],
         clock: Callable[[], float] = witnessed_s,
         on_files: Callable[[Channel], None] | None = None,
         lease_fd: int | None = None,
@@ -258,9 +259,6 @@ class WriterLink:
 
     def _on_message(self, line: Message) -> None:
         self._progressed = self._clock()
-        if line["kind"] in _EVENTS:
-            self._tell(line)
-            return
         match message := _MESSAGES.decode(line):
             case DiskMoved(nbytes):
                 self._being_written = nbytes
@@ -269,6 +267,8 @@ class WriterLink:
                 self._tell(message)
             case SaveAnswered():
                 self._answer(message)
+            case Notice() | Records():
+                self._tell(message)
 
     def _give_up(self, why: str) -> None:
         """Kill the writer without waiting for its end, and answer its snapshots and questions."""

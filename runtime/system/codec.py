@@ -189,8 +189,11 @@ def _read_mapping(read: _Reader, found: Any) -> Any:
 
 
 @functools.cache
-def _fields_of(kind: Any) -> tuple[tuple[str, str, _Reader, bool], ...]:
-    """Return name, key and reader of each field of a dataclass, and whether it has a default."""
+def field_readers(kind: Any) -> tuple[tuple[str, str, _Reader, bool], ...]:
+    """Return name, key and reader of each field of a dataclass, and whether it has a default.
+
+    A reader returns the value of plain JSON, or raises ``WrongValue``.
+    """
     hints = hints_of(kind)
     return tuple(
         (
@@ -208,7 +211,7 @@ def _read_object(kind: Any, found: Any) -> Any:
     if not isinstance(found, Mapping):
         _refuse(found, "an object")
     values = {}
-    for name, key, read, has_default in _fields_of(kind):
+    for name, key, read, has_default in field_readers(kind):
         if key in found:
             values[name] = _at(f".{key}", read, found[key])
         elif not has_default:

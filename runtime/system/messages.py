@@ -23,11 +23,13 @@ class MessageKinds(Generic[Kind_co]):
     """The messages that one end of a link takes.
 
     Args:
-        kinds: a union of dataclasses, or a single one.
+        kinds: a union of dataclasses, or a single one; a class with subclasses stands for these.
     """
 
     def __init__(self, kinds: Any) -> None:
-        self._by_name = {kind.__name__: kind for kind in get_args(kinds) or (kinds,)}
+        named = get_args(kinds) or (kinds,)
+        found = [each for kind in named for each in kind.__subclasses__() or (kind,)]
+        self._by_name = {kind.__name__: kind for kind in found}
 
     def __contains__(self, line: Message) -> bool:
         """Whether a line is one of these messages."""

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum, IntFlag
 from typing import Any, Generic, TypeVar, overload
 
+from holdfast.recovery.event import WorkInHand
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.timeline import KINDS, RING_BYTES, Activity, RingReader, Timeline
 from holdfast.runtime.system.witnessed_time import witnessed_s
@@ -86,18 +87,6 @@ class RequestFlag(IntFlag):
     NONE = 0
     SAVE = 1
     STOP = 2
-
-
-@dataclass(frozen=True, slots=True)
-class WorkInHand:
-    """The microbatch that a worker is computing: of which update (from 1), and its samples."""
-
-    step: int
-    microbatch: int
-    count: int
-    ids: tuple[int, ...]
-    """The first ``MOST_IDS`` samples of the ``count``."""
-    is_validation: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.step_facts import DIGEST, GraphFacts, value_of
-from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.events import NumericsDiffer
 from holdfast.runtime.run.numerics import Numerics, differences, differing, refuse_differences
 from holdfast.runtime.script.modules import script_digest
@@ -184,7 +183,7 @@ def _judge(context: WorkerContext, subject: str, found: tuple[str, ...]) -> None
     if context.config.options.strict:
         refuse_differences(subject, found)
     if found:
-        record(context.journal, NumericsDiffer(differences=found))
+        context.journal.record(NumericsDiffer(differences=found))
         context.notify(f"{subject}: {'; '.join(found)}: its bytes may differ")
 
 

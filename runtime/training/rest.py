@@ -16,17 +16,17 @@ from enum import Enum
 import numpy as np
 
 from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.event import CheckpointCommitted, WorkerStopped
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.work_plan import Work, WorkPlan
-from holdfast.runtime.run.entries import record
-from holdfast.runtime.run.events import Stopped
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.saving.saver import Saver
+from holdfast.runtime.system.worker_reports import WorkerHalted
 from holdfast.runtime.system.worker_status import HaltOrder
 from holdfast.runtime.training.callback_host import Commit, Due
 from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.progress import Progress
 from holdfast.runtime.worker.context import WorkerContext
-from holdfast.runtime.worker.halt import Card
 from holdfast.runtime.worker.records import LoopRecords
 
 _NO_STATE = -1
@@ -93,14 +93,15 @@ class Rest:
         """Another state was loaded, from a checkpoint or from another worker."""
         self._now, self._before = _Now.AS_SAVED if is_saved else _Now.NONE, None
 
-    def card(self) -> Card:
+    def describe_held(self, worker: WorkerId) -> WorkerHalted:
         """Return what there is to save."""
         before, cursor = self._before, self._progress.cursor
         if before is not None:
             cursor = before.cursor
         is_known = before is not None or self._now is not _Now.NONE
         is_saved = before is None and (self._now is not _Now.LIVE or self._saver.has(cursor))
-        return Card(
+        return WorkerHalted(
+            worker,
             version=cursor.version if is_known else _NO_STATE,
             is_settled=before is None,
             saves=self._context.saves.newest,
@@ -119,11 +120,11 @@ class Rest:
         cursor, state, fields = before.cursor, before.state, before.fields
         failure = self._saver.save_halted(cursor.step, state, fields, order)
         if not failure and not order.part:
-            generation = self._context.page.generation
-            record(self._context.journal, Stopped(step=cursor.step, generation=generation))
+            worker, generation = self._context.config.worker, self._context.page.generation
+            stopped = WorkerStopped(worker, cursor.step, generation=generation)
+            self._context.journal.record(stopped)
             seconds = round(time.monotonic() - began, 6)
-            told = {"step": cursor.step, "seconds": seconds, "step_seconds": 0.0}
-            self._context.tell_agent({"kind": "checkpoint", **told})
+            self._context.report(CheckpointCommitted(worker, cursor.step, seconds))
         return failure
 
     def _words(self, cursor: Cursor) -> str:

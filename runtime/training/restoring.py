@@ -48,7 +48,6 @@ from holdfast.runtime.errors import (
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.run import events
 from holdfast.runtime.run.checkpoint_events import Rejected, Unreadable
-from holdfast.runtime.run.entries import record
 from holdfast.runtime.run.script_record import TRAININGS
 from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.witnessed_time import witnessed_s
@@ -302,7 +301,7 @@ class JobRestore:
         if source is not None:
             load_initial_weights(replica, source)
             sha256 = state_sha256(replica.state())
-            record(self._context.journal, events.InitialWeights(source=str(source), sha256=sha256))
+            self._context.journal.record(events.InitialWeights(source=str(source), sha256=sha256))
 
     def _refuse_to_begin(self) -> None:
         """Return if the run has no step, so that it may begin.
@@ -339,7 +338,7 @@ class JobRestore:
         """Record why a step was given up; a step that may be whole is not rejected."""
         reason, run_dir = trouble.reason, self._context.run_dir
         if trouble.finding is ReadFinding.DAMAGED:
-            record(self._context.journal, Rejected(step=step, reason=reason))
+            self._context.journal.record(Rejected(step=step, reason=reason))
             place = run_dir / STORE_NAME / step_name(step)
             repair = f"mend it from a copy with `holdfast repair {run_dir} --from COPY`"
             other = f"move {place} to where that run is"
@@ -354,12 +353,12 @@ class JobRestore:
             path=trouble.path,
             error=trouble.error,
         )
-        record(self._context.journal, unread)
+        self._context.journal.record(unread)
 
     def _tell_of_restored(self, saved: Manifest) -> None:
         """Record from where training goes on; say why it is no newer step, if there is one."""
         step, generation = saved.step, self._context.config.generation
-        record(self._context.journal, events.Restored(step=step, generation=generation))
+        self._context.journal.record(events.Restored(step=step, generation=generation))
         goes_on = f"training goes on from checkpoint step {step}"
         unread = [s for s, found in self._troubles.items() if found.finding.is_unread]
         rejected = [s for s in self._troubles if s not in unread]
@@ -389,7 +388,7 @@ class JobRestore:
                 "there on: its bytes are those of a run that changes there"
             )
             self._context.notify(text)
-            record(self._context.journal, events.Warned(text=text))
+            self._context.journal.record(events.Warned(text=text))
 
 
 def _trouble_of(attempt: Callable[[], None]) -> Trouble:

@@ -17,10 +17,11 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from holdfast.checkpoint.digest import state_sha256
+from holdfast.recovery.event import WorkerCompleted, WorkerStopped
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.one_world import REFUSED
 from holdfast.recovery.world import World
@@ -29,10 +30,10 @@ from holdfast.runtime.errors import Ending, JobError, NoMoreTraining, ProgramErr
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Replica
-from holdfast.runtime.run.entries import fields_of
-from holdfast.runtime.run.events import Completed, Stopped
 from holdfast.runtime.run.script_record import TRAININGS
 from holdfast.runtime.script.calls import during_training
+from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.worker_reports import SurvivorsMet, TrainingBegun, TrainingFailed
 from holdfast.runtime.system.worker_status import Phase
 from holdfast.runtime.training.callback_host import Alone, CallbackHost
 from holdfast.runtime.training.catch_up import FAILED
@@ -144,7 +145,7 @@ class Stages:
         """
         self._refuse_another()
         self._is_under_way = True
-        self._context.tell_agent({"kind": "training", "number": self.stage.number})
+        self._context.report(TrainingBegun(self._context.config.worker, self.stage.number))
         if self.stage.number > 1 and self.is_first:
             self._context.config.script_record.reach(TRAININGS, self.stage.number)
         try:
@@ -199,7 +200,7 @@ class Stages:
         page = self._context.page
         page.begin_turn(waits_for_peers=False)
         if not isinstance(error, StopRequested):
-            self._context.tell_agent({"kind": "training_failed", "error": _in_a_line(error)})
+            self._context.report(TrainingFailed(self._context.config.worker, _in_a_line(error)))
             page.phase = Phase.FAILED
 
     def _train(
@@ -256,8 +257,9 @@ class Stages:
     ) -> StageEnd:
         context = self._context
         if not loop.is_complete:
-            loop.records.note(Stopped(step=cursor.step))
-            context.tell_agent({"kind": "stopped", "step": cursor.step})
+            stopped = WorkerStopped(context.config.worker, cursor.step)
+            loop.records.note(stopped)
+            context.report(stopped)
             of = "" if job.work_plan.is_open else f" of {job.work_plan.steps}"
             raise StopRequested(
                 f"stopped at step {cursor.step}{of} with a checkpoint; run again to go on"
@@ -281,9 +283,10 @@ class Stages:
         return end
 
     def _tell(self, job: TrainingJob, loop: TrainingLoop, end: StageEnd) -> None:
-        completed = Completed(
-            step=end.cursor.step,
-            sha256=end.sha256,
+        completed = WorkerCompleted(
+            self._context.config.worker,
+            end.cursor.step,
+            end.sha256,
             epochs=job.work_plan.epochs,
             metrics=end.metrics,
             validation=end.validation,
@@ -291,8 +294,7 @@ class Stages:
         )
         # The head records it too, because rank 0 may die before it records.
         loop.records.note(completed)
-        told = {"is_first": end.is_first, **fields_of(completed)}
-        self._context.tell_agent({"kind": "complete", **told})
+        self._context.report(replace(completed, is_first=end.is_first))
 
 
 def membership_of(context: WorkerContext) -> Membership:
@@ -301,7 +303,7 @@ def membership_of(context: WorkerContext) -> Membership:
     world = World(config.generation, config.workers, config.capacity)
 
     def ask_head(survivors: World) -> int:
-        answer = context.ask_agent({"kind": "survivors", "workers": list(survivors.workers)})
+        answer = context.ask_agent(to_message(SurvivorsMet(config.worker, survivors.workers)))
         return int(answer.get("generation", REFUSED))
 
     return Membership(

@@ -16,13 +16,17 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.recovery.event import Event
 from holdfast.recovery.fault import FaultKind, FaultPlan, Visit, parse_fault
 from holdfast.runtime.errors import JobError, UsageError, exit_code_of
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.events import FaultStruck, Notice
 from holdfast.runtime.run.journal import ProcessJournal, Recorder
 from holdfast.runtime.run.run_directory import Ownership
 from holdfast.runtime.run.stored_run import owned_store
+from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.worker_reports import OwnReport
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker.halt import Halt
 from holdfast.runtime.worker.injector import FaultInjector
@@ -74,6 +78,10 @@ class WorkerContext:
     after_leaving: list[Callable[[], None]] = field(default_factory=list)
     """What is done when the scripts of all workers have ended well."""
 
+    def report(self, report: Event | OwnReport) -> None:
+        """Tell the agent what has happened."""
+        self.tell_agent(to_message(report))
+
     @property
     def run_dir(self) -> Path:
         """The directory of the checkpoints and the journal."""
@@ -94,12 +102,12 @@ class WorkerContext:
         if is_forked():  # the connection is the worker's
             sys.stderr.write(f"holdfast: {text}\n")
         else:
-            self.tell_agent({"kind": "notice", "text": text})
+            self.report(Notice(text))
 
     def inform(self, text: str) -> None:
         """Show one line as ``notify`` does, but not to a user who asked for quiet."""
         if not is_forked():
-            self.tell_agent({"kind": "notice", "text": text, "is_progress": True})
+            self.report(Notice(text, is_progress=True))
 
     def open_store(self) -> CheckpointStore:
         """Return the run's checkpoints."""
@@ -232,15 +240,7 @@ def injector_of(config: WorkerConfig, journal: Recorder) -> FaultInjector:
     hosts = {fault.address: fault.host for fault in faults if fault.host}
 
     def announce(visit: Visit, kind: FaultKind) -> None:
-        host = hosts.get(visit)
-        journal.record(
-            "fault",
-            worker=visit.worker,
-            **({} if host is None else {"host": host}),
-            step=visit.step,
-            site=visit.site.value,
-            attempt=visit.attempt,
-            kind=kind.value,
-        )
+        place = visit.worker, visit.step, visit.site.value, visit.attempt
+        journal.record(FaultStruck(kind.value, *place, hosts.get(visit)))
 
     return FaultInjector(config.worker, FaultPlan(faults), announce=announce)

@@ -21,9 +21,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.signals import start_thread
+from holdfast.runtime.system.worker_reports import (
+    HaltedSaveEnded,
+    OwnReport,
+    WorkerHalted,
+    WorkerLeaving,
+)
 from holdfast.runtime.system.worker_status import HaltOrder, WorkerStatus
 from holdfast.runtime.worker.stacks import shortened
 
@@ -31,25 +37,10 @@ _LOOK_S = 0.02
 _FLUSHED_WITHIN_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What a halted worker holds, as it tells its agent."""
-
-    version: int
-    """That of the state, -1 if it holds none."""
-    is_settled: bool
-    saves: int
-    """How many saves it has begun."""
-    is_saved: bool
-    step: int
-    words: str
-    """What happens to the rest when the run goes on, or why nothing is to be saved."""
-
-
 class Resting(Protocol):
     """What a worker holds while its main thread is busy otherwise."""
 
-    def card(self) -> Card:
+    def describe_held(self, worker: WorkerId) -> WorkerHalted:
         """Return what there is to save."""
 
     def save(self, order: HaltOrder) -> str:
@@ -63,10 +54,17 @@ class Nothing:
     words: str = "stopped before training had begun, so there was nothing to save"
     step: int = 0
 
-    def card(self) -> Card:
-        """Return a card that wants no save."""
-        nothing = {"version": -1, "saves": 0}
-        return Card(**nothing, is_settled=True, is_saved=True, step=self.step, words=self.words)
+    def describe_held(self, worker: WorkerId) -> WorkerHalted:
+        """Return that no save is wanted."""
+        return WorkerHalted(
+            worker,
+            version=-1,
+            is_settled=True,
+            saves=0,
+            is_saved=True,
+            step=self.step,
+            words=self.words,
+        )
 
     def save(self, order: HaltOrder) -> str:
         """Do nothing."""
@@ -85,10 +83,13 @@ class Halt:
 class HaltWatch:
     """Looks for the request to halt, and carries it out in a thread of its own.
 
-    ``tell`` sends the agent a message.
+    ``tell`` sends the agent a message of ``worker``.
     """
 
-    def __init__(self, page: WorkerStatus, tell: Callable[[dict[str, object]], None]) -> None:
+    def __init__(
+        self, worker: WorkerId, page: WorkerStatus, tell: Callable[[OwnReport], None]
+    ) -> None:
+        self._worker = worker
         self._page = page
         self._tell = tell
         self._thread: threading.Thread | None = None
@@ -108,7 +109,7 @@ class HaltWatch:
     def _run(self, halt: Halt) -> None:
         with halt.moving:  # to the end of the process
             resting, obeyed = halt.resting, 0
-            self._tell({"kind": "halted", **to_plain(resting.card())})
+            self._tell(resting.describe_held(self._worker))
             while True:
                 if self._page.halt_orders == obeyed:
                     time.sleep(_LOOK_S)
@@ -121,7 +122,7 @@ class HaltWatch:
                     failure = resting.save(order)
                 except Exception as error:  # the state is the user's model, which may fail
                     failure = shortened(f"{type(error).__name__}: {error}")
-                self._tell({"kind": "halt_done", "attempt": order.attempt, "failure": failure})
+                self._tell(HaltedSaveEnded(self._worker, order.attempt, failure))
 
     def _leave(self) -> None:
         """End the process; its main thread may hang, so nothing of the script is called."""
@@ -130,5 +131,5 @@ class HaltWatch:
             flushing.start()
             flushing.join(_FLUSHED_WITHIN_S)
         with contextlib.suppress(OSError):
-            self._tell({"kind": "leaving"})
+            self._tell(WorkerLeaving(self._worker))
         os._exit(int(ExitCode.DONE))

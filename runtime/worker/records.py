@@ -18,13 +18,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
+from holdfast.recovery.event import Event, WorldFormed
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
-from holdfast.runtime.run.entries import Event, fields_of, name_of
-from holdfast.runtime.run.events import Epoch, Recovery, Step, WorldBegan
+from holdfast.runtime.run.events import Epoch, EpochLedger, Recovery, Step
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -51,7 +52,7 @@ class LoopRecords:
         self._context = context
         self._membership = membership
         self._epochs, self._verbose = epochs, verbose
-        self._told_epoch: dict[str, object] | None = None
+        self._told_epoch: Epoch | None = None
         self._made = self._began = self._epoch_began = time.monotonic()
         self._witnessed = witnessed_s()
         self._pending: _OpenRecovery | None = None
@@ -73,9 +74,9 @@ class LoopRecords:
             self._unwritten.extend(self._latest)
             self._tell_epoch()
         world = self._membership.world
-        told = {"generation": world.generation, "workers": list(world.workers)}
-        self._context.tell_agent({"kind": "world", **told, "step": cursor.step})
-        self.note(WorldBegan(workers=world.workers, capacity=world.capacity, step=cursor.step))
+        formed = WorldFormed(world.generation, world.workers, cursor.step, world.capacity)
+        self._context.report(formed)
+        self.note(formed)
 
     def stepped(self, cursor: Cursor, epoch: int, samples: int) -> None:
         """Record an applied update, and the recovery that it ended."""
@@ -103,11 +104,7 @@ class LoopRecords:
     ) -> None:
         """Record an epoch's metrics and the proof that it used every sample once; tell of it."""
         began, self._epoch_began = self._epoch_began, time.monotonic()
-        ledger = {
-            "samples": cursor.ledger.samples,
-            "fingerprint": f"{cursor.ledger.fingerprint:016x}",
-            "exact": True,
-        }
+        ledger = EpochLedger(cursor.ledger.samples, f"{cursor.ledger.fingerprint:016x}", exact=True)
         ended = Epoch(
             epoch=epoch,
             step=cursor.step,
@@ -117,9 +114,9 @@ class LoopRecords:
             epochs=self._epochs,
             verbose=self._verbose,
         )
-        self._told_epoch = {"kind": "epoch", **fields_of(ended)}
+        self._told_epoch = ended
         generation = self._membership.world.generation
-        self._keep(ended._replace(ledger=ledger, generation=generation))
+        self._keep(replace(ended, ledger=ledger, generation=generation))
         if self._membership.is_first:
             self.flush()
             self._tell_epoch()
@@ -144,8 +141,7 @@ class LoopRecords:
         """Record an event that all workers know."""
         if self._membership.is_first:
             self.flush()
-            fields = {"generation": self._membership.world.generation} | fields_of(event)
-            self._context.journal.record(name_of(event), **fields)
+            self._context.journal.record(event.within(self._membership.world.generation))
 
     def flush(self) -> None:
         """Write the records of commits that were not written yet."""
@@ -155,20 +151,17 @@ class LoopRecords:
         self._unwritten.clear()
         kept = commits if is_young else tuple(_merged(commits))
         if kept:
-            self._context.journal.record_all(
-                (name_of(event), {"now": now, "time": moment} | fields_of(event))
-                for event, now, moment in kept
-            )
+            self._context.journal.record_all(kept)
 
     def _tell_epoch(self) -> None:
         """Tell the agent of the last epoch that has ended in this launch, if there is one."""
         if self._told_epoch is not None:
-            self._context.tell_agent(self._told_epoch)
+            self._context.report(self._told_epoch)
 
     def _keep(self, event: Step | Epoch) -> None:
         """Remember a record of a commit, and write it within half a second."""
         now = time.monotonic()
-        commit = _Commit(event, now, time.time())
+        commit = _Commit(event, now)
         # Rank 0 may have kept the last record for as long as this step took.
         newest = self._latest[-1].now if self._latest else now
         together_s = self._together_s(now)
@@ -196,7 +189,6 @@ class _Commit(NamedTuple):
 
     event: Step | Epoch
     now: float
-    time: float
 
 
 def _merged(commits: Iterable[_Commit]) -> Iterator[_Commit]:
@@ -217,7 +209,8 @@ def _joined(one: Step | Epoch, other: Step | Epoch) -> Step | None:
         return None
     if (one.generation, one.epoch) != (other.generation, other.epoch):
         return None
-    return other._replace(
+    return replace(
+        other,
         seconds=round(one.seconds + other.seconds, 6),
         samples=one.samples + other.samples,
         steps=one.number + other.number,

@@ -31,25 +31,32 @@ import threading
 import traceback
 from _io import _BufferedIOBase, _TextIOBase
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
+from holdfast.recovery.event import WorkerFailed, WorkerJoined
+from holdfast.recovery.world import NOBODY
 from holdfast.runtime.errors import (
     Ending,
     ExitCode,
     JobError,
     StopRequested,
     UsageError,
+    WorldLost,
     exit_code_of,
 )
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.journal import SentRecords
 from holdfast.runtime.script.modules import prefer_users_modules, text_of
 from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.connections import stranger
 from holdfast.runtime.system.devices import take_device
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.timeline import Activity
+from holdfast.runtime.system.worker_reports import ScriptEnded, WorkerLeaving
 from holdfast.runtime.system.worker_status import Phase, Pulse, WorkerStatus, pulse_interval_s
 from holdfast.runtime.worker.context import (
     WorkerContext,
@@ -95,7 +102,7 @@ def main(
     agent = Channel.adopt(control_fd)
     page = WorkerStatus(heartbeat_fd)
     listen(page)
-    watch = HaltWatch(page, agent.send)
+    watch = HaltWatch(config.worker, page, lambda report: agent.send(to_message(report)))
     beats: list[Callable[[], None]] = []
     interval_s = pulse_interval_s(config.options.heartbeat_timeout_s)
     Pulse(page, interval_s, lambda: [beat() for beat in beats]).start()
@@ -121,10 +128,10 @@ def _join(config: WorkerConfig, agent: Channel, page: WorkerStatus) -> WorkerCon
     page.generation = config.generation
 
     def tell(caller: str) -> None:
-        agent.send({"kind": "notice", "text": stranger(caller, f"worker {config.worker}")})
+        agent.send(to_message(Notice(stranger(caller, f"worker {config.worker}"))))
 
     communicator = join_world(shrinkable=config.options.shrink, tell=tell)
-    agent.send({"kind": "joined"})
+    agent.send(to_message(WorkerJoined(config.worker)))
     journal = SentRecords(agent.send)
     injector = injector_of(config, journal)
 
@@ -143,7 +150,7 @@ def run_script(
     page: WorkerStatus,
     prepare: Callable[[WorkerConfig], None] = lambda _: None,
     finish: Callable[[BaseException | None], None] = lambda _: None,
-) -> dict[str, object] | None:
+) -> WorkerFailed | None:
     """Run the user's script as ``__main__``; return a report of its error, None without one.
 
     A script that ends well in mid-training has failed: its training is not complete.  ``finish``
@@ -168,7 +175,7 @@ def run_script(
     end = _end_of_script(error)
     report = _early_end(page) if end is None else _end_report(end, script, page)
     is_in_training = page.phase in _IN_TRAINING or is_of_training(end)
-    return None if report is None else report | {"is_in_training": is_in_training}
+    return report and replace(report, worker=config.worker, is_in_training=is_in_training)
 
 
 def _run(script: str) -> None:
@@ -216,7 +223,7 @@ def _end_of_script(error: BaseException | None) -> BaseException | None:
     return before if ended_well else error
 
 
-def _end_report(error: BaseException, script: str, page: WorkerStatus) -> dict[str, object] | None:
+def _end_report(error: BaseException, script: str, page: WorkerStatus) -> WorkerFailed | None:
     """Report the error that has ended the script, None for an end that is none."""
     match error:
         case StopRequested():
@@ -230,16 +237,16 @@ def _end_report(error: BaseException, script: str, page: WorkerStatus) -> dict[s
     return _script_report(error, script)
 
 
-def _exit_report(error: SystemExit, script: str, page: WorkerStatus) -> dict[str, object] | None:
+def _exit_report(error: SystemExit, script: str, page: WorkerStatus) -> WorkerFailed | None:
     if error.code in (None, 0):
         report = _early_end(page)
-        return None if report is None else report | _place_of(error, script)
+        return report and _placed(report, error, script)
     is_number = isinstance(error.code, int)
     message = f"the script ended itself with exit code {error.code}" if is_number else str(error)
     return _report("SystemExit", message, ExitCode.PROGRAM_FAILED)
 
 
-def _early_end(page: WorkerStatus) -> dict[str, object] | None:
+def _early_end(page: WorkerStatus) -> WorkerFailed | None:
     """Report a script that has left its training, None if it was out of training."""
     if page.phase not in _IN_TRAINING:
         return None
@@ -248,7 +255,7 @@ def _early_end(page: WorkerStatus) -> dict[str, object] | None:
     return _report("SystemExit", message, ExitCode.PROGRAM_FAILED)
 
 
-def _import_report(error: ImportError, script: str) -> dict[str, object]:
+def _import_report(error: ImportError, script: str) -> WorkerFailed:
     """Report that TensorFlow is missing or broken; other imports are the script's errors.
 
     A package whose own import has failed is in ``sys.modules`` no more.  One that is there
@@ -278,23 +285,23 @@ def _modules_of(error: ImportError) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def _script_report(error: BaseException, script: str) -> dict[str, object]:
+def _script_report(error: BaseException, script: str) -> WorkerFailed:
     """Report an error of the script, with its place in the script."""
-    return _error_report(error) | _place_of(error, script)
+    return _placed(_error_report(error), error, script)
 
 
-def _error_report(error: BaseException) -> dict[str, object]:
-    return _report(type(error).__name__, str(error), exit_code_of(error))
+def _error_report(error: BaseException) -> WorkerFailed:
+    report = _report(type(error).__name__, str(error), exit_code_of(error))
+    # These are no mistake of the script: a relaunch may cure them.
+    return replace(report, is_death=isinstance(error, (InjectedFault, WorldLost)))
 
 
-def _report(kind: str, message: str, code: ExitCode) -> dict[str, object]:
-    told = shortened(message)
-    fields: dict[str, object] = {"type": shortened(kind), "message": told, "exit_code": int(code)}
-    return {"kind": "error", **fields, "traceback": "", "where": ""}
+def _report(error_type: str, message: str, code: ExitCode) -> WorkerFailed:
+    return WorkerFailed(NOBODY, shortened(error_type), shortened(message), "", code)
 
 
-def _place_of(error: BaseException, script: str) -> dict[str, object]:
-    """Return the traceback from the script's own first frame on, and its innermost call."""
+def _placed(report: WorkerFailed, error: BaseException, script: str) -> WorkerFailed:
+    """Return a report with the traceback from the script's own first frame on, and its place."""
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename != script:
         frame = frame.tb_next
@@ -302,7 +309,8 @@ def _place_of(error: BaseException, script: str) -> dict[str, object]:
     calls = traceback.extract_tb(frame)
     places = [Frame(call.filename, str(call.lineno), call.name) for call in calls]
     users = [place for place in places if place.is_users]
-    return {"traceback": shortened(trace), "where": users[-1].short if users else ""}
+    where = users[-1].short if users else ""
+    return replace(report, traceback=shortened(trace), where=where)
 
 
 def _end_script(context: WorkerContext, error: BaseException | None) -> None:
@@ -428,23 +436,22 @@ def _write_files_out() -> None:
 
 
 def _leave(
-    context: WorkerContext, report: dict[str, object] | None, *, was_cut: bool = False
+    context: WorkerContext, report: WorkerFailed | None, *, was_cut: bool = False
 ) -> NoReturn:
     """End this process: with its error, or together with all others."""
     for finish in context.at_end:
         finish()
     if report is not None:
-        context.tell_agent(report)
-        code = report["exit_code"]
-        _end(code if isinstance(code, int) and code else ExitCode.PROGRAM_FAILED)
+        context.report(replace(report, worker=context.config.worker))
+        _end(report.exit_code or ExitCode.PROGRAM_FAILED)
     context.page.phase = Phase.LEAVING
     # MPI waits with a core each, and the first worker may still write for long.
-    context.ask_agent({"kind": "at_end"})
+    context.ask_agent(to_message(ScriptEnded(context.config.worker)))
     context.communicator.leave()
     if failure() is None and not was_cut:
         for finish in context.after_leaving:
             finish()
-    context.tell_agent({"kind": "leaving"})
+    context.report(WorkerLeaving(context.config.worker))
     _end(ExitCode.DONE)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from journal_entries import WrittenJournal
 
-from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.processes import is_alive
 from holdfast.testing import JobRequest, run_job, start_job
@@ -114,10 +114,9 @@ def test_job_has_its_own_environment_and_directory(tmp_path: Path) -> None:
 
 
 def _journal(run_dir: Path, *events: tuple[str, int]) -> None:
-    journal = Journal(RunDirectory(run_dir).journal_path, run_id="r", source="test")
+    journal = WrittenJournal(RunDirectory(run_dir).journal_path, run_id="r", source="test")
     for event, step in events:
         journal.record(event, samples=4, seconds=0.1, step=step)
-    journal.close()
 
 
 @pytest.mark.process

@@ -11,13 +11,14 @@ from typing import get_args
 
 import pytest
 
+from holdfast.recovery.event import Event
 from holdfast.runtime.hosts.wire import FromHead, FromHost
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
 
 _CODE = re.compile(r"`([^`\n]+)`")
-MESSAGES = sorted({*get_args(FromHead), *get_args(FromHost)}, key=str)
+MESSAGES = sorted({*get_args(FromHead), *get_args(FromHost)} - {Event}, key=str)
 
 
 def _kinds(source: str) -> Iterator[str]:

@@ -41,10 +41,10 @@ os.dup2(writer, 2)
 """
 FAILS_AT_A_DEATH = """
 from holdfast.runtime.head.console import JobConsole
-def fail(self, message):
-    if message["kind"] == "worker_exited":
+def fail(self, event):
+    if type(event).__name__ == "WorkerExited":
         raise ZeroDivisionError("a mistake")
-JobConsole.heard = fail
+JobConsole.show = fail
 """
 FAILS_BEFORE_THE_FIRST_LAUNCH = """
 from holdfast.runtime.head.job import Job

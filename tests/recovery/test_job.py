@@ -16,12 +16,12 @@ from holdfast.recovery.event import (
     Command,
     End,
     Event,
+    HostLost,
     KillLaunch,
     Launch,
     LaunchEnded,
     LaunchOverdue,
     Renew,
-    SlotsChanged,
     StopAsked,
     WorkerCompleted,
     WorkerExited,
@@ -68,6 +68,10 @@ def raised(worker: int, kind: str = "ValueError", *, is_death: bool = False) -> 
 def completed(worker: int, sha256: str = "cafe", step: int = 20) -> Event:
     """Return a completion; in launches of three, the first worker has rank 0."""
     return WorkerCompleted(WorkerId(worker), step, sha256, is_first=worker % 3 == 0)
+
+
+def slots(left: int) -> HostLost:
+    return HostLost("b", "", (), left)
 
 
 def stopped(worker: int) -> Event:
@@ -323,11 +327,11 @@ def test_start_launches_the_first_generation() -> None:
 
 def test_launch_has_no_more_workers_than_the_hosts_take() -> None:
     machine = machine_of()
-    feed(machine, [*UP, *quiet(saved(), SlotsChanged(2), died(0), died(1), died(2))])
+    feed(machine, [*UP, *quiet(saved(), slots(2), died(0), died(1), died(2))])
 
     assert told(machine.handle(ENDED)) == "launch 3+4 at g4"
 
-    machine.handle(SlotsChanged(3))
+    machine.handle(slots(3))
     feed(machine, quiet(joined(3), joined(4), saved(3), died(3), died(4)))
     assert told(machine.handle(ENDED)) == "launch 5+6+7 at g6"
 
@@ -335,7 +339,7 @@ def test_launch_has_no_more_workers_than_the_hosts_take() -> None:
 def test_launch_that_lost_a_host_before_it_was_up_costs_nothing() -> None:
     machine = JobMachine(JobTerms(4, 1, can_shrink=True, slots=4))
     machine.start()
-    feed(machine, [*quiet(SlotsChanged(2)), (died(0, "host b was lost"), "kill"), *quiet(died(1))])
+    feed(machine, [*quiet(slots(2)), (died(0, "host b was lost"), "kill"), *quiet(died(1))])
 
     assert told(machine.handle(ENDED)) == "launch 4+5 at g5"
 
@@ -346,7 +350,7 @@ def test_launch_that_lost_a_host_before_it_was_up_costs_nothing() -> None:
 
 def test_job_without_a_host_is_over() -> None:
     machine = machine_of()
-    feed(machine, [*UP, *quiet(saved(), SlotsChanged(0), died(0), died(1), died(2, "host lost"))])
+    feed(machine, [*UP, *quiet(saved(), slots(0), died(0), died(1), died(2, "host lost"))])
 
     (end,) = machine.handle(ENDED)
 

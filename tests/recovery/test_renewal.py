@@ -13,10 +13,8 @@ from holdfast.recovery.event import (
     CheckpointCommitted,
     Command,
     End,
-    Event,
     Launch,
     LaunchEnded,
-    LaunchRenewing,
     Renew,
     StopAsked,
     TimeIsShort,
@@ -213,34 +211,6 @@ def test_worlds_that_cannot_shrink_are_never_worn() -> None:
     machine.handle(WorldFormed(machine.view.generation + 1, machine.view.world[:1], 9))
 
     assert saves(machine, 20, first=10) == ()
-
-
-def test_head_that_takes_over_goes_on_with_the_renewal() -> None:
-    """It hears from the agent what the last one has asked for."""
-    launch = Launch(1, tuple(map(WorkerId, range(4))), 0, "the job begins")
-    machine = JobMachine(JobTerms(4, 3, can_shrink=True))
-    machine.take_over(launch)
-    join(machine, launch)
-    told: list[Event] = [LaunchRenewing(WorkerId(0)), WorldFormed(4, (WorkerId(1),), 9)]
-    for event in told:
-        machine.handle(event)
-
-    (following,) = stops(machine)
-
-    assert isinstance(following, Launch)
-    assert (len(following.workers), following.is_renewal) == (4, True)
-
-
-def test_word_of_an_older_launch_renews_nothing() -> None:
-    machine = running()
-    for worker in machine.view.world:
-        machine.handle(WorkerExited(worker, is_clean=False, cause="signal SIGKILL"))
-    (launch,) = machine.handle(LaunchEnded())
-    join(machine, launch)
-
-    machine.handle(LaunchRenewing(WorkerId(0)))
-
-    assert not machine.view.is_renewing
 
 
 @given(st.integers(2, 9), st.integers(0, 4), st.integers(0, 20), st.data())

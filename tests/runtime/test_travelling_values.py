@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from configs import worker_config
@@ -20,10 +20,13 @@ from holdfast.checkpoint.tensor import DTYPES, ShardLayout, TensorSpec
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.head.batch_job import Chain, ChainedStart
+from holdfast.runtime.host.host_messages import Order
 from holdfast.runtime.host.mpi_trial import Death, RankReport, Trial
 from holdfast.runtime.hosts.host_facts import HostFacts, Question
+from holdfast.runtime.hosts.wire import Changes, FromHead, FromHost
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.events import FaultStruck
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.run.run_directory import FORMAT, RunRecord
@@ -31,9 +34,9 @@ from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.saving.plan import SavePlan, SaveTerms
 from holdfast.runtime.saving.save_messages import SaveTicket
 from holdfast.runtime.system.codec import decode, encode, to_plain
+from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.training.consistency import StepRecord
 from holdfast.runtime.training.restoring import Trouble
-from holdfast.runtime.worker.halt import Card
 
 _COUNTS = st.integers(1, 1000)
 _SECONDS = st.floats(0.001, 1e9)
@@ -96,6 +99,14 @@ _TERMS = st.builds(
     numerics=_ANY_JSON,
 )
 _PLANS = st.builds(SavePlan, _CONFIGS, st.builds(ShardLayout, _SPECS, _COUNTS), _TERMS)
+_OWN_TYPES: dict[type, st.SearchStrategy[Any]] = {
+    WorkerConfig: _CONFIGS,
+    float: st.floats(allow_nan=False),
+    Path: _PATHS,
+    Changes: st.builds(Changes, _COUNTS, _COUNTS, st.just({"step": 3, "spent": [1, 2]})),
+}
+for _own, _values in _OWN_TYPES.items():
+    st.register_type_strategy(_own, _values)
 _METRICS = st.dictionaries(st.text(), st.floats(allow_nan=False))
 _NUMBERS = ("step", "steps", "epoch", "epochs", "step_of_epoch", "steps_per_epoch")
 _REPORTS = st.builds(
@@ -120,7 +131,6 @@ VALUES: dict[type, st.SearchStrategy[Any]] = {
     HostFacts: st.builds(HostFacts, clock=_SECONDS),
     Chain: st.builds(Chain, incarnations=st.lists(st.builds(ChainedStart)).map(tuple)),
     StepRecord: st.builds(StepRecord, parts=st.dictionaries(st.text(), st.text())),
-    Card: st.builds(Card),
     Trial: st.builds(Trial, deaths=st.lists(st.builds(Death, delay_ms=_SECONDS)).map(tuple)),
     RankReport: st.builds(RankReport),
     Trouble: st.builds(Trouble, seconds=_SECONDS),
@@ -135,6 +145,29 @@ def test_value_comes_back_as_it_was(kind: type, data: st.DataObject) -> None:
     value = data.draw(VALUES[kind])
 
     assert decode(kind, encode(value)) == value
+
+
+_NO_MESSAGE = {FaultStruck}
+"""It goes to the journal only."""
+
+
+def _messages(kinds: Any) -> list[type]:
+    found = [each for kind in get_args(kinds) for each in kind.__subclasses__() or (kind,)]
+    return [kind for kind in found if kind not in _NO_MESSAGE]
+
+
+@pytest.mark.parametrize(
+    ("kind", "kinds"),
+    [(kind, kinds) for kinds in (FromHost, FromHead, Order) for kind in _messages(kinds)],
+    ids=lambda kind: getattr(kind, "__name__", ""),
+)
+@given(data=st.data())
+def test_message_comes_back_as_it_was(kind: type, kinds: Any, data: st.DataObject) -> None:
+    message = data.draw(st.builds(kind))
+
+    travelled = json.loads(json.dumps(to_message(message)))
+
+    assert MessageKinds[Any](kinds).decode(travelled) == message
 
 
 NUMERICS = Numerics(2, True, False, "AVX2", "3.11.7", "2.4", "2.21.0", "3.12", "0.2")

@@ -82,8 +82,8 @@ class AgentHarness:
             argv=argv,
         )
         self.events = [event for event in self.events if event["kind"] != "obeyed"]
-        self.send("launch", config=to_plain(config), **fields)
-        self.wait_for("obeyed", order="launch")  # guards come to a launch that is known
+        self.send("LaunchOrder", config=to_plain(config), **fields)
+        self.wait_for("obeyed", order="LaunchOrder")  # guards come to a launch that is known
 
     def guard(
         self,

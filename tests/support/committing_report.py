@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.runtime.run.journal import Record
+from holdfast.recovery.event import Event
+from holdfast.runtime.run.journal import Record, fields_of
 
 
 class StrikeResult:
@@ -14,9 +15,9 @@ class StrikeResult:
         self.being_written = [0]
         """Bytes of the files in hand, after each change."""
 
-    def record(self, event: str, /, **fields: object) -> None:
+    def record(self, event: Event) -> None:
         """Remember an event."""
-        self.events.append({"event": event, **fields})
+        self.events.append({"event": event.NAME, **fields_of(event)})
 
     def notify(self, text: str) -> None:
         """Remember a sentence."""

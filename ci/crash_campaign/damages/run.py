@@ -27,7 +27,9 @@ from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.errors import JobError, UsageError
+from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.entries import entries_of
+from holdfast.runtime.run.events import JobEnded, JobStarted, Launch, Relaunch, Step, Warned
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.journal import Journal, parse_line, read_journal
 from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
@@ -127,14 +129,14 @@ def _begun(directory: RunDirectory, record: RunRecord) -> Files:
     directory.create_record(record)
     directory.acquire_lease().release()
     journal = Journal(directory.journal_path, run_id=record.run_id, source="head")
-    journal.record("job_started", workers=4)
-    journal.record("launch", generation=GENERATION, workers=[0, 1])
+    journal.record(JobStarted(4, None, None, None, None, None, None))
+    journal.record(Launch(GENERATION, (0, 1), None))
     for step in range(1, 6):
-        journal.record("step", step=step, seconds=0.01, loss=1.5, samples=32)
-    journal.record("checkpoint", step=OLD, generation=GENERATION, seconds=0.1, bytes=9000)
-    journal.record("relaunch", generation=GENERATION, reason="all died", workers=[0, 1])
-    journal.record("checkpoint", step=NEW, generation=GENERATION, seconds=0.1, bytes=9000)
-    journal.record("job_ended", exit_code=75, reason="stopped")
+        journal.record(Step(step, 1, 0.01, 32, GENERATION))
+    journal.record(Checkpoint(OLD, 0.1, 9000, GENERATION))
+    journal.record(Relaunch("all died", (0, 1), None))
+    journal.record(Checkpoint(NEW, 0.1, 9000, GENERATION))
+    journal.record(JobEnded(75, "stopped"))
     journal.close()
     return read_files(directory.path)
 
@@ -158,9 +160,9 @@ def _is_refused(job: Job, cursor: Any) -> bool:
 
 def _judge_journal(job: Job, damaged: bytes, complain: Any) -> None:
     """Whole lines are read, the next job's line is whole, and all readers bear the rest."""
-    job.journal.record("warning", mark="after")
+    job.journal.record(Warned("after"))
     records = read_journal(job.directory.journal_path)
-    if not any(record.get("mark") == "after" for record in records):
+    if not any(record.get("text") == "after" for record in records):
         complain(Wrong.LOST, "the first line of the next job is lost")
     whole = [record for line in damaged.splitlines() if (record := parse_line(line)) is not None]
     if any(record not in records for record in whole):

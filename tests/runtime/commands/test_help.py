@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 import pytest
 from commands import holdfast_code
+from journal_entries import WrittenJournal
 
 from holdfast.runtime.commands.main import all_commands, holdfast
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory
 
 
@@ -26,7 +26,7 @@ def begin_run(run_dir: Path, script: str = "/a/train.py") -> Path:
             | {"microbatches": 2, "threads": 1, "seed": 0}
         )
     )
-    journal = Journal(run_dir / "journal.jsonl", run_id="a" * 16, source="head")
+    journal = WrittenJournal(run_dir / "journal.jsonl", run_id="a" * 16, source="head")
     journal.record("job_started", workers=2, script=script)
     journal.record("step", step=7, epoch=1, seconds=0.5, samples=8, generation=1)
     journal.record("job_ended", exit_code=75, reason="stopped at step 7")

@@ -36,6 +36,7 @@ from holdfast.runtime.head.visits import (
     SaveDone,
     SaveRefused,
 )
+from holdfast.runtime.run.events import JobEnded, JobStarted
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
@@ -171,9 +172,9 @@ def test_order_without_a_job_tells_how_the_last_one_ended(
 ) -> None:
     journal = Journal(directory.journal_path, run_id=RUN.run_id, source="head")
     for begun in ((2, "an older job"), ended):
-        journal.record("job_started", workers=2)
+        journal.record(JobStarted(2, 0, 2, 0, 1, "a.py", ()))
         if begun is not None:
-            journal.record("job_ended", exit_code=begun[0], reason=begun[1])
+            journal.record(JobEnded(*begun))
     journal.close()
     write_lease(directory, NOBODY)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from journal_entries import line
+from journal_entries import WrittenJournal, line
 from told_run import DIGEST, told_lines, told_run
 
 from holdfast.runtime.commands.living_job import Life
@@ -24,7 +24,6 @@ from holdfast.runtime.commands.reported_run import describe_failure, facts_of
 from holdfast.runtime.commands.summary import Report, finite, to_json
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.events import Failure
-from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory
 
 Holdfast = Callable[..., tuple[int, str, str]]
@@ -47,11 +46,11 @@ def write_lines(run_dir: Path, *lines: dict[str, Any]) -> None:
             "worker 2: fenced after 9 s (stall limit)",
         ),
         (
-            Failure(2, "silent for 1 s", 7, "training", fenced=True, limit="heartbeat"),
+            Failure(2, "silent for 1 s", step=7, phase="training", fenced=True, limit="heartbeat"),
             "worker 2: silent for 1 s after step 7 while training, fenced (heartbeat limit)",
         ),
         (
-            Failure(2, "host b was lost: the connection has ended", 7, limit="host"),
+            Failure(2, "host b was lost: the connection has ended", step=7, limit="host"),
             "worker 2: host b was lost: the connection has ended after step 7",
         ),
     ],
@@ -180,7 +179,7 @@ def test_metrics_that_do_not_fit_into_the_terminal_are_counted(
 def test_no_line_of_a_terminal_breaks_a_digest_and_a_file_has_it_whole(
     command: str, tmp_path: Path, holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
+    journal = WrittenJournal(tmp_path / "journal.jsonl", run_id="r1", source="head")
     journal.record("job_started", workers=2, script="/a/train.py")
     journal.record("job_ended", exit_code=0, reason=f"completed step 9, state sha256 {DIGEST}")
     journal.close()

@@ -17,7 +17,7 @@ from commands import holdfast_code
 from fake_head import head_of
 from hypothesis import given
 from hypothesis import strategies as st
-from journal_entries import Story
+from journal_entries import Story, WrittenJournal
 
 from holdfast.runtime.commands.job_status import (
     AgentAnswer,
@@ -33,7 +33,7 @@ from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.head.visits import HeadStatus
 from holdfast.runtime.run.entries import entries_of
-from holdfast.runtime.run.journal import Journal, Record
+from holdfast.runtime.run.journal import Record
 from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.codec import to_plain
@@ -220,9 +220,9 @@ def test_damaged_journal_has_a_status(records: list[Record]) -> None:
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
+def journal(tmp_path: Path) -> Iterator[WrittenJournal]:
     """The journal of a run that lies in the temporary directory, with a launch in it."""
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
+    journal = WrittenJournal(tmp_path / "journal.jsonl", run_id="r1", source="head")
     journal.record("job_started", workers=2, script="/a/train.py")
     journal.record("launch", workers=[0, 1])
     yield journal
@@ -236,12 +236,14 @@ def source(tmp_path: Path) -> Iterator[StatusSource]:
     source.close()
 
 
-def step(journal: Journal, number: int, **changes: Any) -> None:
+def step(journal: WrittenJournal, number: int, **changes: Any) -> None:
     fields = {"step": number, "epoch": 1, "seconds": 0.5, "samples": 8, "generation": 1}
     journal.record("step", **(fields | changes))
 
 
-def test_each_look_reads_on_and_forgets_nothing(source: StatusSource, journal: Journal) -> None:
+def test_each_look_reads_on_and_forgets_nothing(
+    source: StatusSource, journal: WrittenJournal
+) -> None:
     step(journal, 1)
     journal.record("checkpoint", step=1, seconds=0.1, bytes=10)
     first = source.poll(0.0)
@@ -255,7 +257,7 @@ def test_each_look_reads_on_and_forgets_nothing(source: StatusSource, journal: J
 
 
 def test_end_in_the_journal_is_the_outcome_once_nobody_owns_the_run(
-    source: StatusSource, journal: Journal, tmp_path: Path
+    source: StatusSource, journal: WrittenJournal, tmp_path: Path
 ) -> None:
     lease = RunDirectory(tmp_path).acquire_lease()
     journal.record("job_ended", exit_code=75, reason="stopped at step 1")
@@ -269,7 +271,7 @@ def test_end_in_the_journal_is_the_outcome_once_nobody_owns_the_run(
 
 
 def test_silent_head_is_told_and_the_journal_has_to_do(
-    source: StatusSource, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: StatusSource, journal: WrittenJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(JobSocket.ask, "__defaults__", (0.02,))
     step(journal, 3)
@@ -336,7 +338,7 @@ def test_slowest_is_named_if_the_others_wait_for_it(
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="head")
+    journal = WrittenJournal(tmp_path / "journal.jsonl", run_id="r1", source="head")
     journal.record("job_started", workers=2, script="/a/train.py")
     journal.record("launch", workers=[0, 1])
     journal.record("step", step=1, epoch=1, seconds=0.5, samples=8, generation=1)

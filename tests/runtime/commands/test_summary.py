@@ -31,7 +31,7 @@ class Run(Story):
             step=step,
             metrics={"loss": 0.5 / (epoch + 1)},
             validation={"loss": 0.75},
-            ledger={"samples": samples, "fingerprint": 1, "exact": exact},
+            ledger={"samples": samples, "fingerprint": "1", "exact": exact},
         )
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 STAMPS = {
     "runtime/options/run_terms.py": "created=time.time(),",
-    "runtime/run/journal.py": '"time": time.time()',
-    "runtime/worker/records.py": "_Commit(event, now, time.time())",
+    "runtime/run/journal.py": "time.time() - self.age_s",
 }
 DEADLINES = ("runtime/head/batch_job.py", "runtime/head/decider.py", "runtime/head/orders.py")
 """A batch system says when its allocation ends, as seconds since 1970."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from holdfast.runtime.host.launchers import MpiLibrary
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
 from holdfast.runtime.hosts.network import JobNetwork
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.events import Incarnation, JobStarted, PreloadFailed
 from holdfast.runtime.run.program import Program
 from holdfast.runtime.system.devices import Devices
 
@@ -384,7 +386,7 @@ def test_module_that_is_not_there_is_told_and_recorded(run: Run) -> None:
 
     reason = "there is no such module; correct --preload or install it"
     assert lines[1:] == [f"tensorflw is not preloaded: {reason}"]
-    assert run.records[0] == {"event": "preload_failed", "module": "tensorflw", "message": reason}
+    assert run.records[0] == PreloadFailed("tensorflw", reason)
 
 
 def test_begin_is_recorded_with_the_terms_of_the_run_and_its_batch_job(run: Run) -> None:
@@ -392,21 +394,13 @@ def test_begin_is_recorded_with_the_terms_of_the_run_and_its_batch_job(run: Run)
     lines = told("Slurm job 7", is_resumed=False, options=asked, journal=run)
 
     assert lines[-1] == "Slurm job 7"
-    assert run.records[0].pop("terms")
-    assert run.records == [
-        {
-            "event": "job_started",
-            "workers": 2,
-            "spares": 0,
-            "microbatches": 2,
-            "seed": 0,
-            "threads": 1,
-            "script": "/a/slow.py",
-            "argv": [],
-            "options": ["--save-every 50", "--shrink no", "--mca btl self"],
-        },
-        {"event": "incarnation", "text": "Slurm job 7"},
-    ]
+    started, incarnation = run.records
+    assert isinstance(started, JobStarted)
+    assert started.terms
+    told_options = ("--save-every 50", "--shrink no", "--mca btl self")
+    usual = JobStarted(2, 0, 2, 0, 1, "/a/slow.py", (), None, told_options)
+    assert replace(started, terms=None) == usual
+    assert incarnation == Incarnation("Slurm job 7")
 
 
 def test_quiet_job_begins_with_warnings_alone(run: Run) -> None:

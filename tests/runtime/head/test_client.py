@@ -16,7 +16,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from heads import RECORD, exited, job_of, joined, report, setup_in
+from heads import RECORD, job_of, setup_in
+from journal_entries import WrittenJournal
 
 from holdfast.runtime.batch.schedulers import CHAIN, Allocation, Scheduler, TimeLimit
 from holdfast.runtime.errors import ExitCode, RecoveryImpossible, RunDirectoryBusy, UsageError
@@ -41,18 +42,19 @@ from holdfast.runtime.head.visits import (
     BeginJob,
     ClientPing,
     ClientTaken,
-    EventKept,
     JobDone,
     LaunchOrdered,
     LostHead,
     OfClient,
     PassSignals,
+    Standing,
     StopOrdered,
     ToClient,
 )
+from holdfast.runtime.host.host_messages import LaunchOrder
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run import lease as lease_module
-from holdfast.runtime.run.journal import Journal, read_journal
+from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Listener, Message, pair
 from holdfast.runtime.system.codec import from_plain, to_plain
@@ -141,7 +143,7 @@ def test_attach_without_a_job_says_what_there_is_to_do(
     tmp_path: Path, events: list[tuple[str, dict[str, Any]]] | None, words: str
 ) -> None:
     if events is not None:
-        journal = Journal(RunDirectory(tmp_path).journal_path, run_id="r", source="test")
+        journal = WrittenJournal(RunDirectory(tmp_path).journal_path, run_id="r", source="test")
         for event, fields in events:
             journal.record(event, **fields)
         journal.close()
@@ -235,8 +237,7 @@ def order_of(*workers: int) -> Message:
     """Return the order of a launch, as it comes from a head."""
     job = job_of()
     config = replace(job.config, workers=workers, generation=workers[0] + 1)
-    order = {"kind": "launch", "config": to_plain(config), "relaunch": 0, "spent": 0}
-    return cast(Message, json.loads(json.dumps(order)))
+    return cast(Message, json.loads(json.dumps(to_plain(LaunchOrder(config)))))
 
 
 def ended(code: int = 0, limits: TimeLimits | None = None) -> JobDone:
@@ -244,11 +245,15 @@ def ended(code: int = 0, limits: TimeLimits | None = None) -> JobDone:
 
 
 def greeting(*workers: int) -> ClientTaken:
-    return ClientTaken(to_plain(job_of()), order_of(*workers), (), "", "/work", {"A": "1"})
+    return ClientTaken(to_plain(job_of()), order_of(*workers), "", "/work", {"A": "1"})
 
 
-def events(*messages: Message) -> list[ToClient]:
-    return [EventKept(message) for message in messages]
+def stands(*, saved_step: int | None = None, is_up: bool = True) -> Standing:
+    """Return how a launch stands, as it comes from a head."""
+    return Standing(is_up=is_up, saved_step=saved_step)
+
+
+NEW = stands(is_up=False)
 
 
 @dataclass
@@ -389,26 +394,22 @@ def test_system_that_refuses_the_first_head_is_asked_again(started: Started) -> 
     assert started.followed == [None]
 
 
-LAUNCH = LaunchOrdered(order_of(2, 3))
-FIRST = greeting(0, 1)
-SAVED = [*joined(0, 1), report(0, "checkpoint", step=5)]
+FIRST = [greeting(0, 1), LaunchOrdered(order_of(0, 1)), NEW]
+SAVED = stands(saved_step=5)
 
 
 @pytest.mark.parametrize(
     ("heads", "told"),
     [
-        ([[FIRST, *events(*SAVED)]], (order_of(0, 1), SAVED)),
-        (
-            [[FIRST, *events(*joined(0, 1), exited(0)), LAUNCH, *events(*joined(2))]],
-            (order_of(2, 3), joined(2)),
-        ),
+        ([[*FIRST, SAVED]], (order_of(0, 1), SAVED)),
+        ([[*FIRST, SAVED, LaunchOrdered(order_of(2, 3)), NEW]], (order_of(2, 3), NEW)),
         ([[]], None),
-        ([events(*joined(0))] * 9, None),
+        ([[NEW, stands()]] * 9, None),
     ],
     ids=["what it had come to", "the newest launch alone", "before a launch", "again and again"],
 )
 def test_head_that_dies_is_followed_by_one_that_knows_what_it_had_come_to(
-    started: Started, heads: list[list[ToClient]], told: tuple[Message, list[Message]] | None
+    started: Started, heads: list[list[ToClient]], told: tuple[Message, Standing] | None
 ) -> None:
     dying = [FakeHead(*messages, dies=True) for messages in heads]
     client = started.client(*dying, FakeHead(ended()))
@@ -417,14 +418,14 @@ def test_head_that_dies_is_followed_by_one_that_knows_what_it_had_come_to(
 
     (message,) = started.used[-1].told
     assert from_plain(Job, message.job) == job_of()
-    assert message.after == (told and LostHead(told[0], tuple(told[1]), ""))
+    assert message.after == (told and LostHead(*told, ""))
     assert not started.used[0].process.is_killed
     assert started.terms[0].directory == started.folder / "base"
     assert not started.terms[0].directory.exists()
 
 
 def test_head_that_stands_still_is_killed_and_the_next_one_is_told_why(started: Started) -> None:
-    silent, second = FakeHead(FIRST), FakeHead(ended())
+    silent, second = FakeHead(*FIRST), FakeHead(ended())
 
     assert started.client(silent, second).run() == ExitCode.DONE
 
@@ -470,10 +471,10 @@ def test_order_to_stop_that_a_dead_head_had_is_given_to_the_next_one(
 
 def test_client_that_fails_leaves_its_head_alone(started: Started) -> None:
     head = FakeHead()
-    head._theirs.post(to_message(FIRST) | {"told": 7})  # a mistake
+    head._theirs.post({"kind": "ClientTaken"})  # a mistake
     client = started.client(head)
 
-    with pytest.raises(ValueError, match="told"):
+    with pytest.raises(ValueError, match="is missing"):
         client.run()
 
     assert not head.process.is_killed
@@ -486,8 +487,7 @@ def found(started: Started, head: FakeHead, **fields: Any) -> Found:
     job = job_of(**fields)
     base = started.folder / "base"
     base.mkdir()
-    told = {"job": to_plain(job), "told": tuple(joined(7, 8)), "directory": str(base)}
-    said = replace(greeting(7, 8), **told)
+    said = replace(greeting(7, 8), job=to_plain(job), directory=str(base))
     lease = os.dup(started.setup.lease.fileno())
     process = FakeProcess()
     process.pid = os.getpid()
@@ -580,7 +580,7 @@ def test_lease_without_a_lock_is_renewed_by_a_client_that_attaches(
 def test_head_of_a_job_that_was_attached_to_is_replaced_as_that_of_any_other(
     started: Started,
 ) -> None:
-    head, second = FakeHead(*events(exited(7)), dies=True), FakeHead(ended())
+    head, second = FakeHead(LaunchOrdered(order_of(7, 8)), SAVED, dies=True), FakeHead(ended())
     started.heads = [second]
 
     client = attach_to(found(started, head), connect=started.connect)
@@ -588,7 +588,7 @@ def test_head_of_a_job_that_was_attached_to_is_replaced_as_that_of_any_other(
     assert client.run() == ExitCode.DONE
     (message,) = second.told
     assert from_plain(Job, message.job) == job_of()
-    assert message.after.told == (*joined(7, 8), exited(7))
+    assert message.after.standing == SAVED
     (terms,) = started.terms
     assert (terms.cwd, terms.environment) == (Path("/work"), {"A": "1"})
 

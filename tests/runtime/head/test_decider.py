@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from heads import COLD, ENDED, WARM, Decided, completed, exited, job_of, joined, report
+from heads import (
+    COLD,
+    ENDED,
+    WARM,
+    Decided,
+    completed,
+    exited,
+    formed,
+    job_of,
+    joined,
+    saved,
+    stopped,
+)
 
-from holdfast.recovery.event import End, Launch
+from holdfast.recovery.event import End, Event, Launch, LaunchEnded
 from holdfast.recovery.launch import LaunchLimits
+from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.schedulers import TimeLimit
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.decider import Decider
-from holdfast.runtime.head.job import config_of, launch_of
+from holdfast.runtime.head.job import config_of
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.screen import ProgressLog
-from holdfast.runtime.run.journal import Record
-from holdfast.runtime.system.channel import Message
+from holdfast.runtime.head.visits import Standing
+from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder
+from holdfast.runtime.run.checkpoint_events import CheckpointFailed, Rejected
+from holdfast.runtime.run.events import AgentKilled, FaultStruck, HeadFailed, Notice
 
 INT, TERM, USR2, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP
 LOST = [exited(0), exited(1), ENDED]
@@ -35,7 +52,7 @@ def code_of(made: Decided) -> ExitCode | None:
     return None if made.decider.end is None else made.decider.end.exit_code
 
 
-def order_of(launch: Launch, **options: Any) -> Message:
+def order_of(launch: Launch, **options: Any) -> LaunchOrder:
     job = job_of(**options)
     return job.order_of(launch, config_of(job.config, launch))
 
@@ -45,11 +62,10 @@ def test_job_that_completes_has_launched_once() -> None:
 
     made.begin(WARM, *joined(0, 1, 2), *completed(0, 1, 2))
 
-    (launch,) = made.orders
-    assert launch["config"]["workers"] == [0, 1, 2]
-    mpi = {"mpiexec": "/opt/mpiexec", "library": "Open MPI", "ulfm": True}
-    assert launch["mpi"] == mpi | {"network": None, "mca": []}
-    assert (launch["relaunch"], launch["spent"]) == (0, 0)
+    (launch,) = made.launches
+    assert launch.config.workers == (0, 1, 2)
+    assert launch.mpi == MpiOrder(Path("/opt/mpiexec"), "Open MPI", ulfm=True)
+    assert (launch.relaunch, launch.spent) == (0, 0)
     assert code_of(made) == ExitCode.DONE
     assert made.lines == ["holdfast: completed step 9, state sha256 cafe"]
     assert made.run.events[0] == "launch"
@@ -61,21 +77,20 @@ def test_lost_launch_is_followed_by_one_of_new_workers() -> None:
 
     made.begin(WARM, *joined(0, 1), *LOST, *joined(2, 3), *completed(2, 3))
 
-    again = made.orders[1]
-    assert (again["config"]["workers"], again["config"]["generation"]) == ([2, 3], 3)
-    assert (again["relaunch"], again["spent"]) == (1, 2)
+    again = made.launches[1]
+    assert (again.config.workers, again.config.generation) == ((2, 3), 3)
+    assert (again.relaunch, again.spent) == (1, 2)
     assert code_of(made) == ExitCode.DONE
 
 
 def test_workers_of_a_later_launch_know_what_the_records_have_told() -> None:
     made = decided()
     made.begin(WARM, *joined(0, 1))
-    rejected: Record = {"event": "rejected", "step": 7, "now": time.monotonic()}
 
-    made.decider.on_record(rejected)
+    made.record(Rejected(7, "it is torn"))
     made.hear(*LOST)
 
-    assert [order["config"]["history"]["rejected"] for order in made.orders] == [[], [7]]
+    assert [order.config.history.rejected for order in made.launches] == [(), (7,)]
 
 
 def test_job_ends_when_its_budget_is_spent() -> None:
@@ -92,7 +107,7 @@ def test_job_ends_when_its_budget_is_spent() -> None:
 def test_launch_that_mpiexec_could_not_begin_is_tried_again_with_its_words() -> None:
     made = decided()
 
-    made.begin(WARM, ENDED | {"words": "no slots"})
+    made.begin(WARM, LaunchEnded("mpiexec started no worker: no slots"))
 
     assert made.kinds == ["launch", "launch"]
     assert b"relaunching 2 workers (mpiexec started no worker: no slots)" in made.said
@@ -118,7 +133,7 @@ def test_run_directory_is_looked_at_every_few_seconds_and_after_a_save_that_fail
     for now in (100.0, 100.5, 104.5, 105.0):
         made.decider.poll(now, is_idle=False)
     assert made.run.checks == 2
-    made.decider.on_record({"event": "checkpoint_failed", "step": 5})
+    made.record(CheckpointFailed(5, "the disk is full"))
 
     assert made.run.checks == 3
 
@@ -154,8 +169,7 @@ def test_job_that_has_stopped_has_the_exit_code_of_its_signal() -> None:
     made.begin(WARM, *joined(0, 1))
 
     made.decider.take_signals([TERM])
-    stopped = [report(worker, "stopped", step=7) for worker in (0, 1)]
-    made.hear(*stopped, exited(0, is_clean=True), exited(1, is_clean=True), ENDED)
+    made.hear(*stopped(0, 1), exited(0, is_clean=True), exited(1, is_clean=True), ENDED)
 
     assert code_of(made) == ExitCode.STOPPED_EARLY
     assert made.kinds == ["launch", "stop"]
@@ -220,7 +234,7 @@ def test_person_who_stops_the_job_cuts_its_save_short_only_by_saying_so(
     ids=["warm", "cold", "replaced"],
 )
 def test_launch_that_does_not_begin_in_time_is_killed(
-    warmth: list[Message], bound_s: int, why: bytes
+    warmth: list[Event], bound_s: int, why: bytes
 ) -> None:
     made = decided()
     made.begin(*warmth, *joined(0))
@@ -260,11 +274,10 @@ def test_launch_that_runs_has_no_bound_and_one_that_stops_has_that_of_the_user()
     assert made.kinds == ["launch", "stop", "kill"]
 
 
-def worn() -> list[Message]:
+def worn() -> list[Event]:
     """Return the words of four workers that get on until one is left."""
-    world = report(3, "world", generation=2, workers=[3], step=40)
-    saves = [report(3, "checkpoint", step=step) for step in range(3)]
-    return [WARM, *joined(0, 1, 2, 3), *saves, exited(0), exited(1), exited(2), world]
+    saves = [saved(3, step) for step in range(3)]
+    return [WARM, *joined(0, 1, 2, 3), *saves, exited(0), exited(1), exited(2), formed(3)]
 
 
 def test_worn_launch_is_asked_for_a_checkpoint_and_then_renewed() -> None:
@@ -272,7 +285,7 @@ def test_worn_launch_is_asked_for_a_checkpoint_and_then_renewed() -> None:
 
     made.begin(*worn())
     assert made.kinds == ["launch", "save"]
-    made.hear(report(3, "checkpoint", step=41))
+    made.hear(saved(3, 41))
 
     assert made.kinds == ["launch", "save", "renew"]
     assert made.lines[-1].endswith("stopping with a checkpoint, to go on with all workers")
@@ -284,7 +297,7 @@ def test_job_that_is_short_of_time_renews_no_launch() -> None:
     made.begin()
     made.decider.poll(100.0, is_idle=False)
 
-    made.hear(*worn(), report(3, "checkpoint", step=41))
+    made.hear(*worn(), saved(3, 41))
 
     assert made.kinds == ["launch"]
 
@@ -361,18 +374,20 @@ def test_saving_in_time_is_not_told_of_when_the_training_is_over(
 
 @pytest.mark.parametrize(
     ("struck", "told", "lines"),
-    [((), (), 2), (((1, 3, "compute", 1),), (), 1), ((), ((1, 3, "compute", 1),), 1)],
+    [
+        ((), (), 2),
+        (((1, 3, "compute", 1),), (), 1),
+        ((), (FaultStruck("kill", 1, 3, "compute"),), 1),
+    ],
     ids=["none struck", "struck in an earlier job", "struck now"],
 )
 def test_fault_that_never_struck_is_told_at_the_end(
-    struck: tuple[object, ...], told: tuple[tuple[object, ...], ...], lines: int
+    struck: tuple[object, ...], told: tuple[Event, ...], lines: int
 ) -> None:
     made = decided(faults=("kill worker=1 step=3", "kill worker=7 step=3"), struck=struck)
     made.begin(WARM, *joined(0, 1))
 
-    for address in told:
-        names = ("worker", "step", "site", "attempt")
-        made.decider.on_record({"event": "fault", **dict(zip(names, address, strict=True))})
+    made.record(*told)
     made.hear(*completed(0, 1))
 
     missed = [line for line in made.lines if "never struck" in line]
@@ -399,22 +414,20 @@ def test_random_faults_never_cost_the_last_relaunch(
 
     made.begin(WARM, *joined(0, 1), *LOST)
 
-    launches = [order["config"] for order in made.orders if "config" in order]
-    told = [config["options"]["faults"] for config in launches]
+    told = [order.config.options.faults for order in made.launches]
     assert [len(faults) for faults in told] == counts[: len(told)]
 
 
 def test_random_faults_that_have_struck_are_not_told_again_and_the_others_counted() -> None:
     text = "random seed=1 count=5"
     made = decided(faults=(text,))
-    (order,) = (made.begin(WARM, *joined(0, 1)), made.orders)[1]
-    first = order["config"]["options"]["faults"][0]
+    made.begin(WARM, *joined(0, 1))
+    first = made.launches[0].config.options.faults[0]
 
     _, worker, step, site, attempt = (word.rpartition("=")[2] for word in first.split())
-    address = {"worker": int(worker), "step": int(step), "site": site, "attempt": int(attempt)}
-    made.decider.on_record({"event": "fault", **address})
+    made.record(FaultStruck("kill", int(worker), int(step), site, int(attempt)))
     made.hear(*LOST)
-    again = made.orders[-1]["config"]["options"]["faults"]
+    again = made.launches[-1].config.options.faults
     made.hear(*joined(2, 3), *completed(2, 3))
 
     assert {word for text in again for word in text.split()}.isdisjoint({f"step={step}"})
@@ -431,90 +444,76 @@ def test_faults_of_a_job_that_failed_cost_no_word() -> None:
     assert b"never struck" not in made.said
 
 
-def follow(made: Decided, order: Message, told: list[Message], reason: str) -> None:
+UP = Standing(is_up=True)
+
+
+def follow(made: Decided, order: LaunchOrder, reason: str = "", standing: Standing = UP) -> None:
     """Go on after another head; the end of its launch comes as an event."""
-    ended = made.decider.go_on(order, told, reason)
-    if ended is not None:
-        made.hear(ended)
+    made.decider.go_on(order, standing, reason)
+    made.hear(ENDED)
 
 
 def test_head_that_follows_a_dead_one_relaunches_all_workers() -> None:
     made = decided()
 
-    follow(made, order_of(LAUNCH), joined(7, 8), "")
+    follow(made, order_of(LAUNCH))
 
-    (again,) = made.orders
-    assert (again["config"]["workers"], again["config"]["generation"]) == ([9, 10], 6)
-    assert (again["relaunch"], again["spent"]) == (2, 3)
+    (again,) = made.launches
+    assert (again.config.workers, again.config.generation) == ((9, 10), 6)
+    assert (again.relaunch, again.spent) == (2, 3)
     assert made.lines == [
         "holdfast: the agent of this host died, and its workers with it",
         "holdfast: relaunching 2 workers (worker 7: its agent died, worker 8: its agent died)",
     ]
-    assert launch_of(made.decider.log.order or {}).workers == (9, 10)
+    assert made.decider.log.order is again
 
 
 def test_head_that_follows_knows_the_history_that_the_last_launch_was_told() -> None:
-    made = decided()
-    order = order_of(LAUNCH)
-    order["config"]["history"] = {"seconds": 60.0, "failures": 2, "rejected": [7]}
+    made, order = decided(), order_of(LAUNCH)
+    history = FailureHistory(60.0, 2, (7,))
 
-    follow(made, order, joined(7, 8), "")
+    follow(made, replace(order, config=replace(order.config, history=history)))
 
-    history = made.orders[0]["config"]["history"]
-    assert (history["failures"], history["rejected"]) == (2, [7])
-    assert history["seconds"] >= 60.0
+    told = made.launches[0].config.history
+    assert (told.failures, told.rejected) == (2, (7,))
+    assert told.seconds >= 60.0
 
 
 def test_head_that_follows_a_silent_one_says_why_that_was_killed() -> None:
-    made = decided()
+    made, why = decided(), "the head has not answered for 11.0 s"
 
-    follow(made, order_of(LAUNCH), joined(7, 8), "the head has not answered for 11.0 s")
+    follow(made, order_of(LAUNCH), why)
 
-    assert made.lines[0] == (
-        "holdfast: killed the agent of this host and its workers: the head has not answered for "
-        "11.0 s"
-    )
-    assert made.run.records[0] == {
-        "event": "agent_killed",
-        "reason": "the head has not answered for 11.0 s",
-    }
+    assert made.lines[0] == f"holdfast: killed the agent of this host and its workers: {why}"
+    assert made.run.records[0] == AgentKilled(why)
 
 
-def test_head_that_follows_one_whose_workers_had_completed_ends_the_job() -> None:
-    made = decided()
+@pytest.mark.parametrize(
+    ("max_restarts", "standing", "code"),
+    [
+        (2, UP, ExitCode.RECOVERY_IMPOSSIBLE),
+        (2, Standing(is_up=True, saved_step=40), None),  # what it saved pays a relaunch back
+        (3, Standing(), None),
+    ],
+)
+def test_budget_goes_on_from_the_head_before(
+    max_restarts: int, standing: Standing, code: ExitCode | None
+) -> None:
+    made = decided(max_restarts=max_restarts)
 
-    follow(made, order_of(LAUNCH), [*joined(7, 8), *completed(7, 8)], "")
+    follow(made, order_of(LAUNCH), standing=standing)
 
-    assert made.orders == []
-    assert code_of(made) == ExitCode.DONE
-
-
-def test_budget_goes_on_from_the_head_before() -> None:
-    made = decided(max_restarts=2)
-
-    follow(made, order_of(LAUNCH), joined(7, 8), "")
-
-    assert made.orders == []
-    assert code_of(made) == ExitCode.RECOVERY_IMPOSSIBLE
-
-
-def test_launch_that_had_ended_is_followed_by_one_launch() -> None:
-    """The head may die between the end of a launch and the order for the next one."""
-    made = decided()
-
-    follow(made, order_of(LAUNCH), [*joined(7, 8), exited(7), exited(8), ENDED], "")
-
-    assert made.kinds == ["launch"]
-    assert made.orders[0]["config"]["workers"] == [9, 10]
+    assert code_of(made) == code
+    assert len(made.launches) == (code is None)
 
 
 class Broken(JobConsole):
-    """A console that fails at the event ``odd``, and at each launch from the second on."""
+    """A console that fails at an odd event, and at each launch from the second on."""
 
-    def heard(self, message: Message) -> None:
-        if message["kind"] == "odd":
+    def show(self, event: Event) -> None:
+        if event == ODD:
             raise ZeroDivisionError("a mistake")
-        super().heard(message)
+        super().show(event)
 
     def launching(self, command: Launch) -> None:
         if command.relaunch:
@@ -530,16 +529,16 @@ def broken(**options: Any) -> Decided:
     return made
 
 
-def hear(made: Decided, *messages: Message) -> None:
-    """Let the decider hear messages as its head does."""
-    for message in messages:
+def hear(made: Decided, *events: Event) -> None:
+    """Let the decider hear events as its head does."""
+    for event in events:
         try:
-            made.hear(message)
+            made.hear(event)
         except ZeroDivisionError as error:
             made.decider.failed(error)
 
 
-ODD = {"kind": "odd"}
+ODD = Notice("odd")
 FAILED = (
     "holdfast: error: the head failed (ZeroDivisionError: a mistake); the workers go on, but are "
     "not relaunched if all die; report this with the lines above"
@@ -556,10 +555,7 @@ def test_mistake_is_told_once_and_leaves_the_workers_alone() -> None:
 
     assert made.kinds == ["launch"]
     assert made.lines == [FAILED]
-    assert made.run.records[-1] == {
-        "event": "head_failed",
-        "reason": "ZeroDivisionError: a mistake",
-    }
+    assert made.run.records[-1] == HeadFailed("ZeroDivisionError: a mistake")
     assert code_of(made) is None
 
 
@@ -568,9 +564,7 @@ def test_mistake_is_told_once_and_leaves_the_workers_alone() -> None:
     [(LOST, ExitCode.RECOVERY_IMPOSSIBLE), (completed(0, 1), ExitCode.DONE)],
     ids=["lost", "completed"],
 )
-def test_job_whose_head_has_failed_ends_with_its_launch(
-    rest: list[Message], code: ExitCode
-) -> None:
+def test_job_whose_head_has_failed_ends_with_its_launch(rest: list[Event], code: ExitCode) -> None:
     made = broken()
     made.begin(WARM, *joined(0, 1))
 
@@ -609,10 +603,10 @@ def test_mistake_before_the_first_launch_ends_the_job() -> None:
 @pytest.mark.parametrize(
     ("urgencies", "orders"),
     [
-        ([False], ["request"]),
-        ([False, False], ["request"]),
-        ([True], ["request", "kill"]),
-        ([False, True], ["request", "kill"]),
+        ([False], ["stop"]),
+        ([False, False], ["stop"]),
+        ([True], ["stop", "kill"]),
+        ([False, True], ["stop", "kill"]),
     ],
     ids=["once", "twice", "at once", "then at once"],
 )
@@ -626,7 +620,7 @@ def test_job_whose_head_has_failed_can_still_be_stopped(
     for is_urgent in urgencies:
         made.decider.stop(is_urgent=is_urgent)
 
-    assert [order["kind"] for order in made.orders] == ["launch", *orders]
+    assert made.kinds == ["launch", *orders]
 
 
 def test_signals_still_stop_a_job_whose_head_has_failed() -> None:
@@ -637,4 +631,4 @@ def test_signals_still_stop_a_job_whose_head_has_failed() -> None:
     made.decider.take_signals([TERM])
     made.decider.take_signals([INT])
 
-    assert [order["kind"] for order in made.orders] == ["launch", "request", "kill"]
+    assert made.kinds == ["launch", "stop", "kill"]

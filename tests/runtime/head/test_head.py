@@ -13,8 +13,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from heads import WARM, completed, exited, job_of, joined, report
+from heads import ENDED, ORDERS, WARM, completed, exited, formed, job_of, joined, saved, stopped
 
+from holdfast.recovery.event import Event
 from holdfast.runtime.batch.schedulers import TimeLimit
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head import head as module
@@ -35,23 +36,26 @@ from holdfast.runtime.head.visits import (
     HeadPong,
     JobStarting,
     JobStopping,
-    LaunchOrdered,
+    LostHead,
     PassSignals,
     SaveAsked,
     ShowJob,
+    Standing,
     StopOrdered,
 )
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
+from holdfast.runtime.host.host_messages import LaunchOrder, News, Order
 from holdfast.runtime.host.pool_process import PoolStart
-from holdfast.runtime.run.journal import Record, records_message
+from holdfast.runtime.run.checkpoint_events import Checkpoint, Rejected
+from holdfast.runtime.run.events import Notice, OutputDropped
+from holdfast.runtime.run.journal import Record, RecordedEvent, Records
 from holdfast.runtime.saving.run_files import JobOver, RunWarning
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.codec import from_plain, to_plain
-from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.reactor import Reactor
 
 TERM = signal.SIGTERM
-ENDED = {"kind": "launch_ended", "words": ""}
 LOST = [exited(0), exited(1), ENDED]
 
 
@@ -84,11 +88,11 @@ class FakeAgent:
         on_files: Callable[[Channel], None],
     ) -> None:
         self.settings, self.introduce, self.on_files = settings, introduce, on_files
-        self.events: deque[Message] = deque()
+        self.events: deque[News] = deque()
         self.reactor = Reactor()
         self.streams = Sinks()
         self.socket = settings.directory / "agent.sock"
-        self.orders: list[Message] = []
+        self.orders: list[Order] = []
         self.writers_started = 0
         writer = SimpleNamespace(start=self._start_writer)
         progress = {"workers": 2, "phase": "training"}
@@ -98,14 +102,14 @@ class FakeAgent:
     def _start_writer(self) -> None:
         self.writers_started += 1
 
-    def tell(self, event: Message) -> None:
-        self.events.append({**event, "now": 0.0})
+    def tell(self, event: News) -> None:
+        self.events.append(event)
 
     def close(self) -> None:
         pass
 
-    def obey(self, order: Message) -> None:
-        self.orders.append(json.loads(json.dumps(order)))
+    def obey(self, order: Order) -> None:
+        self.orders.append(order)
 
 
 class Headed:
@@ -135,7 +139,7 @@ class Headed:
         self.turn()
         return theirs
 
-    def begin(self, *events: Message, job: Job | None = None, **more: Any) -> Channel:
+    def begin(self, *events: News, job: Job | None = None, **more: Any) -> Channel:
         """Begin the job as a client, let it hear events, and return the client's end."""
         client = self.connect(to_message(BeginJob(to_plain(job or job_of()), **more)))
         self.tell(*events)
@@ -144,7 +148,7 @@ class Headed:
     def attach(self, asked: list[Any] | None = None) -> Channel:
         return self.connect(to_message(ShowJob(asked and tuple(asked))))
 
-    def tell(self, *events: Message) -> None:
+    def tell(self, *events: News) -> None:
         """Let things happen on the host."""
         for event in events:
             self.agent.tell(event)
@@ -166,7 +170,7 @@ class Headed:
 
     @property
     def kinds(self) -> list[str]:
-        return [str(order.get("what", order["kind"])) for order in self.agent.orders]
+        return [ORDERS[type(order)] for order in self.agent.orders]
 
     @property
     def said(self) -> list[str]:
@@ -220,16 +224,18 @@ def test_client_begins_a_job_and_gets_all_that_another_head_would_need(
     client = headed.begin(job=job)
 
     (order,) = headed.agent.orders
-    assert (order["kind"], order["config"]["workers"]) == ("launch", [0, 1, 2])
-    (greeting,) = client.drain()
+    assert isinstance(order, LaunchOrder)
+    assert order.config.workers == (0, 1, 2)
+    greeting, told_order, standing = client.drain()
+    assert greeting.pop("order") == told_order["order"]
+    assert from_plain(LaunchOrder, told_order["order"]) == order
+    assert MessageKinds(Standing).decode(standing) == Standing()
     (lease,) = greeting.pop(FDS)
     assert os.path.samestat(os.fstat(lease), os.fstat(headed.lease))
     os.close(lease)
     assert from_plain(Job, greeting.pop("job")) == job
     assert greeting == {
         "kind": "ClientTaken",
-        "order": order,
-        "told": [],
         "directory": str(tmp_path),
         "cwd": os.getcwd(),
         "environment": dict(os.environ),
@@ -359,12 +365,12 @@ def test_client_that_stands_still_is_killed_and_replaced(
     headed.turn(8)
     second = headed.attach()
 
-    assert greeting_of(second)["told"]
+    assert kinds(told(second)) == ["ClientTaken", "LaunchOrdered", "Standing"]
     assert killed == [os.getpid()]
     told(first)
     assert first.is_closed
-    headed.tell(exited(0))
-    assert kinds(told(second)) == ["EventKept"]
+    headed.tell(saved(0, 5))
+    assert kinds(told(second)) == ["Standing"]
     assert headed.kinds == ["launch"]
 
 
@@ -374,10 +380,10 @@ def test_job_whose_client_is_gone_goes_on_and_takes_another(headed: Headed) -> N
     headed.tell(*LOST)
     assert headed.kinds == ["launch", "launch"]
 
-    greeting = greeting_of(headed.attach())
+    _, order, standing = told(headed.attach())
 
-    assert greeting["order"]["config"]["workers"] == [2, 3]
-    assert greeting["told"] == []
+    assert order["order"]["config"]["workers"] == [2, 3]
+    assert not standing["is_up"]
     records = lines_of(writer)
     assert records[-1]["event"] == "taken_over"
     assert (records[-1]["agent"], records[-1]["workers"]) == (os.getpid(), [2, 3])
@@ -408,46 +414,40 @@ def test_only_a_request_for_the_same_job_is_shown_it(
         assert answer == to_message(AnotherJob(tuple(its)))
 
 
-def test_client_is_sent_what_another_head_would_decide_by(headed: Headed) -> None:
+def test_client_is_sent_how_the_launch_stands_and_each_new_one(headed: Headed) -> None:
     client = headed.begin()
     told(client)
 
-    headed.tell(WARM, *joined(0, 1), report(0, "notice", text="hi"), report(1, "joined"))
-
-    heard = told(client)
-    assert [message["event"]["report"]["kind"] for message in heard] == ["joined"] * 3
-    assert all("now" in message["event"] for message in heard)
-
-
-def test_client_is_sent_each_new_launch_after_the_end_of_the_last(headed: Headed) -> None:
-    client = headed.begin(WARM, *joined(0, 1))
-    told(client)
-
+    headed.tell(WARM, *joined(0), Notice("hi"))
+    assert told(client) == []
+    headed.tell(*joined(1), saved(0, 5))
+    assert [(one["is_up"], one["saved_step"]) for one in told(client)] == [(True, None), (True, 5)]
     headed.tell(*LOST)
 
-    heard = told(client)
-    assert kinds(heard) == ["EventKept"] * 3 + ["LaunchOrdered"]
-    assert heard[-1]["order"] == headed.agent.orders[1]
+    order, standing = told(client)
+    assert order["order"]["config"]["workers"] == [2, 3]
+    assert (standing["is_up"], standing["saved_step"]) == (False, None)
 
 
-def test_next_head_goes_on_from_the_greeting_of_the_last(
-    headed: Headed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    headed.begin(WARM, *joined(0, 1), report(0, "checkpoint", step=5), exited(0)).close()
+def test_next_head_goes_on_from_what_the_client_was_told(headed: Headed, tmp_path: Path) -> None:
+    headed.begin(WARM, *joined(0, 1), saved(0, 5), exited(0)).close()
     headed.turn()
-    greeting = greeting_of(headed.attach())
-    after = {"order": greeting["order"], "told": greeting["told"], "reason": ""}
+    greeting, order, standing = told(headed.attach())
+    standing.pop("kind")
+    after = LostHead(order["order"], from_plain(Standing, standing), "")
 
     successor = Headed(tmp_path)
     client = successor.begin(job=from_plain(Job, greeting["job"]), after=after)
 
     successor.turn()
-    (order,) = successor.agent.orders
-    assert (order["config"]["workers"], order["relaunch"]) == ([2, 3], 1)
-    assert told(client)[-1] == to_message(LaunchOrdered(order))
+    (again,) = successor.agent.orders
+    assert isinstance(again, LaunchOrder)
+    assert (again.config.workers, again.relaunch) == ((2, 3), 1)
+    *_, order = [line for line in told(client) if line["kind"] == "LaunchOrdered"]
+    assert from_plain(LaunchOrder, order["order"]) == again
     assert successor.said == [
         "holdfast: the agent of this host died, and its workers with it",
-        "holdfast: relaunching 2 workers (worker 0: signal SIGKILL, worker 1: its agent died)",
+        "holdfast: relaunching 2 workers (worker 0: its agent died, worker 1: its agent died)",
     ]
     successor.close()
 
@@ -488,15 +488,15 @@ def test_signal_before_there_is_a_job_asks_for_nothing(headed: Headed) -> None:
     assert headed.kinds == ["launch"]
 
 
-def records(*events: tuple[str, Record], source: str = "worker 0") -> Message:
-    return records_message(events) | {"source": source}
+def records(event: Event, source: str = "worker 0") -> Records:
+    return Records((RecordedEvent.of(event),), source)
 
 
-WORLD = records(("world", {}))
+WORLD = records(formed(0, 1))
 
 
-def checkpoint(step: int) -> Message:
-    return records(("checkpoint", {"step": step, "seconds": 0.0}))
+def checkpoint(step: int) -> Records:
+    return records(Checkpoint(step, 0.0, 1, 1))
 
 
 def test_save_is_answered_with_the_checkpoint_that_was_begun_after_it(headed: Headed) -> None:
@@ -530,8 +530,7 @@ def test_stop_is_answered_at_once_and_with_the_exit_code_at_the_end(
     stopper = headed.connect(to_message(AskStop(is_urgent)))
     assert told(stopper) == [to_message(JobStopping())]
     assert headed.kinds == ["launch", "stop", *["kill"] * is_urgent]
-    stopped = [report(worker, "stopped", step=7) for worker in (0, 1)]
-    headed.tell(*stopped, exited(0, is_clean=True), exited(1, is_clean=True), ENDED)
+    headed.tell(*stopped(0, 1), exited(0, is_clean=True), exited(1, is_clean=True), ENDED)
     headed.head.close()
 
     assert headed.exit_code is not None
@@ -576,7 +575,7 @@ def test_message_of_no_holdfast_costs_nobody_the_job(headed: Headed, message: Me
 
     assert told(stranger) == []
     assert stranger.is_closed
-    assert greeting_of(headed.begin())["order"] == headed.agent.orders[0]
+    assert kinds(told(headed.begin()))[:2] == ["ClientTaken", "LaunchOrdered"]
 
 
 def test_job_is_described_with_its_launch_and_its_client(headed: Headed) -> None:
@@ -639,9 +638,11 @@ def test_records_of_all_processes_reach_the_writer_in_order(
 
 
 def test_workers_of_the_next_launch_know_the_records_of_the_last(headed: Headed) -> None:
-    headed.begin(WARM, *joined(0, 1), records(("rejected", {"step": 7})), *LOST)
+    headed.begin(WARM, *joined(0, 1), records(Rejected(7, "it is torn")), *LOST)
 
-    assert headed.agent.orders[1]["config"]["history"]["rejected"] == [7]
+    order = headed.agent.orders[1]
+    assert isinstance(order, LaunchOrder)
+    assert order.config.history.rejected == (7,)
 
 
 def test_warning_of_the_writer_is_told_and_recorded(headed: Headed) -> None:
@@ -698,7 +699,7 @@ def test_client_of_a_head_that_ends_before_its_job_hears_no_end(headed: Headed) 
 
     headed.head.close()
 
-    assert told(client) == []
+    assert "ended" not in kinds(told(client))
     assert client.is_closed
 
 
@@ -706,7 +707,7 @@ def test_client_of_a_head_that_ends_before_its_job_hears_no_end(headed: Headed) 
 def test_what_is_left_at_the_end_is_written_down(headed: Headed, *, is_over: bool) -> None:
     writer = headed.writer()
     headed.begin(WARM, *joined(0, 1), *(completed(0, 1) if is_over else []))
-    headed.agent.tell({"kind": "output_dropped", "lines": 3})
+    headed.agent.tell(OutputDropped(3))
 
     headed.head.close()
 
@@ -719,20 +720,20 @@ def test_what_is_left_at_the_end_is_written_down(headed: Headed, *, is_over: boo
     assert (sent[-1] == to_message(JobOver())) is is_over
 
 
-ODD: Message = {"kind": "odd"}
+ODD = Notice("odd")
 
 
 @pytest.fixture
 def broken(headed: Headed, monkeypatch: pytest.MonkeyPatch) -> Headed:
     """A head that makes a mistake at an odd event."""
-    heard = JobConsole.heard
+    show = JobConsole.show
 
-    def fail(self: JobConsole, message: Message) -> None:
-        if message["kind"] == "odd":
+    def fail(self: JobConsole, event: Event) -> None:
+        if event == ODD:
             raise ZeroDivisionError("a mistake")
-        heard(self, message)
+        show(self, event)
 
-    monkeypatch.setattr(JobConsole, "heard", fail)
+    monkeypatch.setattr(JobConsole, "show", fail)
     return headed
 
 

@@ -5,47 +5,30 @@ from __future__ import annotations
 import json
 import signal
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from heads import job_of, report
+from heads import exited, job_of, joined, saved
 
-from holdfast.recovery.errors import ExitCode
-from holdfast.recovery.event import (
-    CheckpointCommitted,
-    Event,
-    Launch,
-    LaunchEnded,
-    LaunchRenewing,
-    WorkerCompleted,
-    WorkerExited,
-    WorkerFailed,
-    WorkerJoined,
-    WorkerStopped,
-    WorldFormed,
-)
+from holdfast.recovery.event import CheckpointCommitted, HostBack, HostLost, Launch, WorldNamed
 from holdfast.recovery.placement import HostSlots
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.schedulers import TimeLimit
-from holdfast.runtime.head.job import (
-    Job,
-    LaunchLog,
-    config_of,
-    event_of,
-    launch_of,
-    may_go_on_elsewhere,
-)
+from holdfast.runtime.head.job import Job, LaunchLog, config_of
 from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.head.visits import Standing
+from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder
+from holdfast.runtime.run.events import Notice
 from holdfast.runtime.system.codec import from_plain, to_plain
+from holdfast.runtime.system.messages import MessageKinds, to_message
 
-WORKER = WorkerId(3)
-ERROR = {"kind": "error", "message": "m", "traceback": "t", "exit_code": 1}
 FIFTH = Launch(5, (WorkerId(6), WorkerId(7)), relaunch=2, reason="again", spent=3)
 
 
 def test_job_reaches_its_head_as_it_was_settled() -> None:
     limits = TimeLimits(TimeLimit(0.0, 3600.0, "squeue"), is_batch=True)
-    limits.saved({"step": 5, "seconds": 100.0, "step_seconds": 20.0})
+    limits.saved(CheckpointCommitted(WorkerId(0), 5, 100.0, 20.0))
     limits.repeats(signal.SIGTERM, is_stopping=False, now=5.0)
     faults = ("kill worker=1 step=3",)
     job = job_of(limits, faults=faults, struck=((1, 3, "compute", 1),), saved_step=40)
@@ -78,20 +61,19 @@ def test_order_of_a_launch_is_read_back_by_the_next_head() -> None:
 
     order = job.order_of(FIFTH, config_of(job.config, FIFTH))
 
-    assert order["config"]["workers"] == [6, 7]
-    mpi = {"mpiexec": "/opt/mpiexec", "library": "Open MPI", "ulfm": False}
-    mpi |= {"network": None, "mca": []}
-    assert order["mpi"] == mpi
-    found = launch_of(order)
+    assert order.mpi == MpiOrder(Path("/opt/mpiexec"), "Open MPI", ulfm=False)
+    read = MessageKinds(LaunchOrder).decode(json.loads(json.dumps(to_message(order))))
+    found = read.launch
     assert (found.generation, found.workers, found.relaunch, found.spent) == (5, (6, 7), 2, 3)
 
 
-def test_order_has_the_users_settings_of_mpi_as_pairs() -> None:
+def test_order_has_the_users_settings_of_mpi() -> None:
     job = job_of(mca=("btl self,uct", "btl_uct_transports rc"))
 
     order = job.order_of(FIFTH, config_of(job.config, FIFTH))
 
-    assert order["mpi"]["mca"] == [["btl", "self,uct"], ["btl_uct_transports", "rc"]]
+    assert order.mpi is not None
+    assert order.mpi.mca == ("btl self,uct", "btl_uct_transports rc")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +93,8 @@ def test_order_names_the_network_between_the_hosts(
 
     order = job.order_of(FIFTH, config_of(job.config, FIFTH))
 
-    assert order["mpi"]["network"] == network
+    assert order.mpi is not None
+    assert order.mpi.network == network
 
 
 @pytest.mark.parametrize(
@@ -128,205 +111,78 @@ def test_request_for_another_job_is_told_apart(asked: list[Any], *, differs: boo
     assert (job_of(argv=("--lr", "1")).asked != asked) is differs
 
 
-def reported(**fields: Any) -> dict[str, Any]:
-    return {"kind": "worker_report", "worker": 3, "report": fields}
+def begun(*hosts: str) -> LaunchLog:
+    """Return the log of a launch with a worker on each host, of a head on host a."""
+    job = job_of(hosts=tuple(HostSlots(name, 1) for name in "abc") if any(hosts) else ())
+    workers = tuple(map(WorkerId, range(len(hosts))))
+    launch, log = Launch(1, workers, 0, "", 0), LaunchLog(job)
+    log.begin(job.order_of(launch, config_of(job.config, launch, hosts=hosts)))
+    return log
 
 
-@pytest.mark.parametrize(
-    ("message", "event"),
-    [
-        (reported(kind="joined"), WorkerJoined(WORKER)),
-        (
-            reported(kind="world", generation=2, workers=[1, 3], step=5),
-            WorldFormed(2, (WorkerId(1), WORKER), 5),
-        ),
-        (reported(kind="checkpoint", step=5), CheckpointCommitted(WORKER, 5)),
-        (
-            reported(kind="complete", step=9, sha256="cafe", is_first=True),
-            WorkerCompleted(WORKER, 9, "cafe", is_first=True),
-        ),
-        (reported(kind="stopped", step=7), WorkerStopped(WORKER, 7)),
-        (
-            {"kind": "worker_exited", "worker": 3, "clean": True, "cause": "exit 0"},
-            WorkerExited(WORKER, is_clean=True, cause="exit 0"),
-        ),
-        (
-            {"kind": "worker_exited", "worker": 3, "clean": False, "cause": "guard lost"},
-            WorkerExited(WORKER, is_clean=False, cause="guard lost"),
-        ),
-    ],
-)
-def test_message_becomes_an_event(message: dict[str, Any], event: Event) -> None:
-    assert event_of(message) == event
+def test_launch_is_up_once_all_have_joined_and_the_next_one_begins_anew() -> None:
+    log = begun("", "")
+    ups = []
+    for event in (*joined(0), Notice("hi"), *joined(1), saved(0, 5), saved(1, 9)):
+        log.note(event)
+        ups.append(log.standing.is_up)
+    assert ups == [False, False, True, True, True]
+    assert log.standing == Standing(is_up=True, saved_step=9)
+
+    assert log.order is not None
+    log.begin(log.order)
+
+    assert log.standing == Standing()
 
 
-@pytest.mark.parametrize(
-    ("error", "is_death"),
-    [("ValueError", False), ("KeyError", False), ("InjectedFault", True), ("WorldLost", True)],
-)
-def test_only_what_a_relaunch_may_mend_is_a_death(error: str, *, is_death: bool) -> None:
-    event = event_of(reported(**ERROR, type=error))
-
-    assert event == WorkerFailed(WORKER, error, "m", "t", 1, is_death)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        {},
-        {"kind": "warm", "pid": 1},
-        {"kind": "worker_started", "worker": 3},
-        {"kind": "worker_fenced", "worker": 3},
-        reported(kind="notice", text="disk full"),
-        reported(),
-    ],
-)
-def test_message_that_changes_nothing_is_no_event(message: dict[str, Any]) -> None:
-    assert event_of(message) is None
-
-
-@pytest.mark.parametrize(
-    ("message", "event"),
-    [
-        ({"kind": "renewing", "worker": 3}, LaunchRenewing(WORKER)),
-        ({"kind": "launch_ended", "words": ""}, LaunchEnded()),
-        (
-            {"kind": "launch_ended", "words": "no slots"},
-            LaunchEnded("mpiexec started no worker: no slots"),
-        ),
-    ],
-    ids=["renewing", "ended", "never begun"],
-)
-def test_word_on_the_whole_launch_becomes_an_event(message: dict[str, Any], event: Event) -> None:
-    assert event_of(message) == event
-
-
-@pytest.mark.parametrize(("fields", "is_in_training"), [({}, False), ({"is_in_training": 1}, True)])
-def test_error_says_whether_it_has_ended_a_training(
-    fields: dict[str, Any], *, is_in_training: bool
-) -> None:
-    event = event_of(reported(**ERROR, type="ValueError", **fields))
-
-    assert isinstance(event, WorkerFailed)
-    assert event.is_in_training is is_in_training
-    assert event.exit_code is ExitCode.PROGRAM_FAILED
-
-
-def test_newest_event_of_each_kind_is_kept_in_the_order_of_time() -> None:
-    log = LaunchLog()
-    log.begin({"kind": "launch"})
-    joined = report(0, "joined")
-    newest = report(1, "world", generation=3)
-
-    for event in (joined, report(1, "world", generation=2), newest):
+def test_losses_of_hosts_are_counted_on_and_known_to_the_next_head() -> None:
+    log = begun("a", "b", "c")
+    lost = HostLost("b", "it is silent", (WorkerId(1),))
+    for event in (lost, HostBack("b"), lost, HostLost("c", "it is silent", ())):
         log.note(event)
 
-    assert log.order == {"kind": "launch"}
-    assert log.events == (joined, newest)
-
-
-def test_reports_of_different_workers_do_not_replace_each_other() -> None:
-    log = LaunchLog()
-    events = (report(0, "complete"), report(1, "complete"))
-    for event in events:
-        log.note(event)
-
-    assert log.events == events
-
-
-def test_checkpoints_of_months_are_one_event() -> None:
-    log = LaunchLog()
-    for step in range(10_000):
-        log.note(report(step % 3, "checkpoint", step=step))
-
-    assert log.events == (report(0, "checkpoint", step=9_999),)
-
-
-def test_what_no_decision_needs_is_not_kept() -> None:
-    log = LaunchLog()
-    for event in ({"kind": "paused"}, {"kind": "warm", "pid": 3}, report(0, "notice", text="hi")):
-        log.note(event)
-
-    assert log.events == ()
-
-
-def test_wish_to_make_room_is_kept_once() -> None:
-    log = LaunchLog()
-    log.note({"kind": "renewing", "worker": 0, "now": 1.0})
-    log.note({"kind": "renewing", "worker": 0, "now": 2.0})
-
-    assert log.events == ({"kind": "renewing", "worker": 0, "now": 2.0},)
-
-
-def test_next_launch_begins_with_nothing() -> None:
-    log = LaunchLog()
-    log.note({"kind": "worker_exited", "worker": 2})
-    log.note({"kind": "launch_ended"})
-
-    log.begin({"kind": "launch", "spent": 1})
-
-    assert log.events == ()
-    assert log.order == {"kind": "launch", "spent": 1}
+    assert (log.standing.losses, log.standing.missing) == ({"b": 2, "c": 1}, ("b", "c"))
+    hosts = tuple(HostSlots(name, 1) for name in "abc")
+    job = job_of(hosts=hosts, missing=("a",)).after(log.standing)
+    assert (job.losses, job.missing) == ({"b": 2, "c": 1}, ("b", "c"))
 
 
 def test_launch_is_known_as_people_know_it() -> None:
-    log = LaunchLog()
-    assert log.summary is None
+    assert LaunchLog(job_of()).summary is None
 
-    config = {"options": {"script": "/a/train.py"}, "generation": 4, "workers": [4, 5]}
-    log.begin({"kind": "launch", "config": config, "relaunch": 1})
-
-    assert log.summary == {
-        "script": "/a/train.py", "generation": 4, "workers": [4, 5], "relaunch": 1,
+    assert begun("", "").summary == {
+        "script": "/a/train.py", "generation": 1, "workers": [0, 1], "relaunch": 0,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("hosts", "ended", "may"),
+    ("hosts", "named", "ended", "may"),
     [
-        (("", ""), [], False),
-        (("a", "b"), [], False),
-        (("b", "c"), [], True),
-        (("a", "b"), [0], True),
-        (("b", "c"), [0, 1], False),
+        (("", ""), [], [], False),
+        (("a", "b"), [], [], False),
+        (("b", "c"), [], [], True),
+        (("a", "b"), [], [0], True),
+        (("b", "c"), [], [0, 1], False),
+        (("a", "b", "c"), [[0, 1]], [], False),
+        (("a", "b", "c"), [[1, 2]], [], True),
+        (("a", "b", "c"), [[0, 1], [1]], [], True),
+        (("a", "b", "c"), [[1, 2]], [1, 2], False),
     ],
-    ids=["one host", "one died with its head", "none died", "one died before", "all are dead"],
-)
-def test_workers_of_a_dead_head_may_go_on_if_none_was_on_its_host(
-    hosts: tuple[str, ...], ended: list[int], *, may: bool
-) -> None:
-    job = job_of()
-    launch = Launch(1, (WorkerId(0), WorkerId(1)), 0, "", 0)
-    order = job.order_of(launch, config_of(job.config, launch, hosts=hosts))
-    told = [{"kind": "worker_exited", "worker": worker} for worker in ended]
-    own = "a" if any(hosts) else ""
-
-    assert may_go_on_elsewhere(order, told, own) is may
-    assert may_go_on_elsewhere(order, [*told, {"kind": "host_lost", "leased_s": 3.0}], own)
-
-
-@pytest.mark.parametrize(
-    ("named", "ended", "may"),
-    [
-        ([], [], False),
-        ([[0, 1]], [], False),
-        ([[1, 2]], [], True),
-        ([[0, 1], [1]], [], True),
-        ([[1, 2]], [1, 2], False),
+    ids=[
+        "one host", "one died with its head", "none died", "one died before", "all are dead",
+        "named with its host", "without it", "the newest counts", "all of it are dead",
     ],
-    ids=["none", "with its host", "without it", "the newest counts", "all are dead"],
-)
-def test_world_that_was_named_without_the_head_s_host_may_go_on(
-    named: list[list[int]], ended: list[int], *, may: bool
+)  # fmt: skip
+def test_workers_of_a_dead_head_may_go_on_if_none_of_their_world_was_on_its_host(
+    hosts: tuple[str, ...], named: list[list[int]], ended: list[int], *, may: bool
 ) -> None:
-    """The worker of that host hung, and nobody had killed it yet."""
-    job, log = job_of(), LaunchLog()
-    launch = Launch(1, (WorkerId(0), WorkerId(1), WorkerId(2)), 0, "", 0)
-    order = job.order_of(launch, config_of(job.config, launch, hosts=("a", "b", "c")))
-    log.begin(order)
+    """The worker of that host may hang, and nobody had killed it yet."""
+    log = begun(*hosts)
     for workers in named:
-        assert log.note({"kind": "world_named", "workers": workers})
+        log.note(WorldNamed(tuple(map(WorkerId, workers))))
     for worker in ended:
-        log.note({"kind": "worker_exited", "worker": worker})
+        log.note(exited(worker))
 
-    assert may_go_on_elsewhere(order, log.events, "a") is may
+    assert log.standing.may_live_elsewhere is may
+    log.note(HostLost("b", "it is silent", (), leased_s=3.0))
+    assert log.standing.may_live_elsewhere

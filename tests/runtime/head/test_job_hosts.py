@@ -14,13 +14,14 @@ import pytest
 from heads import job_of
 from probed import facts, on_lan
 
+from holdfast.recovery.event import HostBack, HostLost
 from holdfast.recovery.placement import FIRST_TRY_AFTER_S, HostSlots
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.head import job_hosts as module
 from holdfast.runtime.head.job_hosts import JobHosts
-from holdfast.runtime.host.host_messages import MakeWorkers
+from holdfast.runtime.host.host_messages import MakeWorkers, News
 from holdfast.runtime.host.output import OutputForwarder
-from holdfast.runtime.system.channel import Message
+from holdfast.runtime.run.events import HostRefused
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.network import Interface
 from holdfast.runtime.system.reactor import Reactor
@@ -68,10 +69,10 @@ class _Hosts:
             addresses=("10.1.0.1", "10.1.0.2"),
             facts=tuple(map(to_plain, self.begun)),
         )
-        self.told: list[Message] = []
+        self.told: list[News] = []
         self.links: list[Any] = []
         self.tries: list[bool] = []
-        self.losses: list[Message | None] = []
+        self.losses: list[HostLost | None] = []
         self._lost: list[str] = []
         self.reactor = Reactor()
         self.output = OutputForwarder({}, verbose=False)
@@ -103,7 +104,7 @@ class _Hosts:
             self.links[-1].poll(self.now)
             self.reactor.run_once(0.01)
         while self._lost:
-            self.losses.append(self.hosts.lose(self._lost.pop()))
+            self.losses.append(self.hosts.lose(HostLost(self._lost.pop(), "its link is cut", ())))
 
     def heard(self) -> list[str]:
         """Return the kinds of messages that the other host has heard."""
@@ -138,13 +139,17 @@ def test_host_that_has_changed_stays_out_is_told_once_and_comes_back_when_it_is_
     missing = found.hosts.missing
     found.answer.write_text(json.dumps(to_plain(found.begun[1])))
     found.try_again(8 * FIRST_TRY_AFTER_S)
-    found.serve(lambda: found.told[-1]["kind"] == "host_back")
+    found.serve(lambda: isinstance(found.told[-1], HostBack))
     found.close()
 
     assert missing == ["b"]
     assert found.tries == [False, True, True, True, True]
-    assert [event["kind"] for event in found.told] == ["host_refused", "host_back"]
-    assert found.told[0]["reason"].startswith("numpy is 2.1.0 on b, and 2.2.0 on a: install the")
+    assert list(map(type, found.told)) == [HostRefused, HostBack]
+    assert (
+        found.told[0]
+        .describe()
+        .startswith("host b stays out: numpy is 2.1.0 on b, and 2.2.0 on a: install the")
+    )
     assert found.hosts.missing == []
 
 
@@ -162,16 +167,12 @@ def test_host_that_others_do_not_reach_stays_out_until_they_do(
     missing = found.hosts.missing
     found.why_not = ""
     found.try_again(2 * FIRST_TRY_AFTER_S)
-    found.serve(lambda: found.told[-1]["kind"] == "host_back")
+    found.serve(lambda: isinstance(found.told[-1], HostBack))
     found.close()
 
     assert missing == ["b"]
     assert found.losses[1:] == [None]
-    assert found.told[0] == {
-        "kind": "host_refused",
-        "host": "b",
-        "reason": "b does not reach c on 10.1.0.0/16 (timed out)",
-    }
+    assert found.told[0] == HostRefused("b", "b does not reach c on 10.1.0.0/16 (timed out)")
     assert len(found.told) == 2
 
 
@@ -209,10 +210,10 @@ def test_changed_host_is_lost_to_a_head_that_takes_over_and_not_to_blame(
     found.close()
 
     assert placed == ("a",)
-    assert found.losses == [{"losses": 0, "slots": 1}, None]
+    assert found.losses == [HostLost("b", "its link is cut", (), 1), None]
     assert found.tries == [False, True]
     assert found.heard() == ["Question", "Question"]
-    assert [event["kind"] for event in found.told] == ["host_refused"]
+    assert list(map(type, found.told)) == [HostRefused]
 
 
 def test_loss_while_the_own_link_is_down_blames_that_and_no_other_host(
@@ -225,7 +226,7 @@ def test_loss_while_the_own_link_is_down_blames_that_and_no_other_host(
     found.close()
 
     reason = "the link of a itself to 10.1.0.0/16 is down (ib0 10.1.0.1/16)"
-    assert found.losses == [{"reason": reason, "losses": 0, "slots": 1}]
+    assert found.losses == [HostLost("b", reason, (), 1)]
 
 
 def test_next_launch_waits_for_the_lease_of_a_lost_host_that_may_have_the_whole_world(
@@ -234,7 +235,7 @@ def test_next_launch_waits_for_the_lease_of_a_lost_host_that_may_have_the_whole_
     found = _Hosts(tmp_path, monkeypatch)
     assert found.hosts.why_wait(0.0) == ""
 
-    found.hosts.lose("b", leased_s=7.0)
+    found.hosts.lose(HostLost("b", "", (), leased_s=7.0))
     found.now = 2.0
     found.hosts.hold("another host", 1.0)
     found.close()

@@ -13,7 +13,9 @@ import pytest
 from probed import facts
 
 from holdfast.checkpoint.names import step_name
+from holdfast.recovery.event import WorkerCompleted
 from holdfast.recovery.placement import HostSlots
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.head import job_setup
 from holdfast.runtime.head.client import run_job
@@ -41,6 +43,8 @@ from holdfast.runtime.hosts.host_facts import HostFacts
 from holdfast.runtime.hosts.network import JobNetwork
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
+from holdfast.runtime.run.checkpoint_events import Checkpoint, Rejected
+from holdfast.runtime.run.events import FaultStruck, HungUp, JobEnded, JobStarted
 from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 from holdfast.runtime.system.codec import from_plain
@@ -123,8 +127,8 @@ def test_what_the_run_has_is_known_and_whether_the_journal_knows_of_a_newer_step
     begun: Begun, steps: tuple[int, ...], saved: int | None, lost: int | None
 ) -> None:
     first = begun()
-    first.journal.record("job_started", workers=2, hosts=["a:1", "b:1"])
-    first.journal.record("checkpoint", step=40)
+    first.journal.record(JobStarted(2, 0, 2, 0, 1, "a.py", (), ("a:1", "b:1")))
+    first.journal.record(Checkpoint(40, 1.0, 1, 1))
     for step in steps:
         (first.options.run_dir / "checkpoints" / step_name(step)).mkdir(parents=True)
 
@@ -138,9 +142,9 @@ def test_complete_run_has_nothing_to_do(
     begun: Begun, options: JobOptions, capfd: pytest.CaptureFixture[str]
 ) -> None:
     setup = begun()
-    setup.journal.record("job_started", **setup.started)
-    setup.journal.record("completed", step=9, sha256="cafe", epochs=1)
-    setup.journal.record("job_ended", exit_code=0, reason="completed")
+    setup.journal.record(setup.started)
+    setup.journal.record(WorkerCompleted(WorkerId(0), 9, "cafe"))
+    setup.journal.record(JobEnded(0, "completed"))
     (options.run_dir / "checkpoints" / step_name(9)).mkdir(parents=True)
     setup.lease.end()
 
@@ -178,10 +182,9 @@ def test_head_is_told_the_terms_of_the_run_and_those_of_its_first_launch(
 
 
 def test_head_is_told_what_the_journal_knows_of_the_run(begun: Begun) -> None:
-    fault = {"worker": 1, "step": 3, "site": "compute", "attempt": 1}
     setup = begun(faults=("kill worker=1 step=3",))
-    setup.journal.record("rejected", step=7)
-    setup.journal.record("fault", **fault, kind="kill")
+    setup.journal.record(Rejected(7, "a byte"))
+    setup.journal.record(FaultStruck("kill", 1, 3, "compute"))
 
     job = setup.job(TimeLimits())
 
@@ -191,7 +194,7 @@ def test_head_is_told_what_the_journal_knows_of_the_run(begun: Begun) -> None:
     path.unlink()
     assert setup.job(TimeLimits()).struck == ()  # a journal that is gone accuses no fault
     path.mkdir()
-    setup.journal.record("job_started")
+    setup.journal.record(HungUp())
     assert setup.job(TimeLimits()).lost_lines > 0
     assert begun_without_faults(setup).job(TimeLimits()).struck == ()  # nobody will ask
 

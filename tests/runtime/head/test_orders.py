@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from holdfast.recovery.event import CheckpointCommitted
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.schedulers import TimeDue, TimeLimit
 from holdfast.runtime.head.orders import STOPS, HeardSignals, TimeLimits
 from holdfast.runtime.system.codec import from_plain, to_plain
@@ -64,17 +66,17 @@ def test_warning_after_a_warning_does_not_cut_the_save_short(
 @pytest.mark.parametrize(
     ("saved", "looks", "due"),
     [
-        ({}, [0.0, 3580.0, 3581.0, 3591.0, 3592.0], [NOTHING, SAVE, NOTHING, END, NOTHING]),
-        ({}, [3400.0], [HURRY]),
-        ({"seconds": 100.0, "step_seconds": 20.0}, [3360.0], [SAVE]),
+        ((), [0.0, 3580.0, 3581.0, 3591.0, 3592.0], [NOTHING, SAVE, NOTHING, END, NOTHING]),
+        ((), [3400.0], [HURRY]),
+        ((100.0, 20.0), [3360.0], [SAVE]),
     ],
     ids=["each moment once", "it only has to hurry", "longer saves bring it forward"],
 )
 def test_moments_are_told_when_they_have_come(
-    saved: dict[str, float], looks: list[float], due: list[TimeDue]
+    saved: tuple[float, ...], looks: list[float], due: list[TimeDue]
 ) -> None:
     limits = limits_of()
-    limits.saved({"step": 5, **saved})
+    limits.saved(CheckpointCommitted(WorkerId(0), 5, *saved))
 
     assert [limits.poll(now) for now in looks] == due
     assert limits.hit_limit is (due != [HURRY])

@@ -8,13 +8,17 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from heads import RECORD, job_of
 
+from holdfast.recovery.event import WorldFormed
 from holdfast.runtime.head import run_link
 from holdfast.runtime.head.run_link import RunLink
-from holdfast.runtime.run.journal import Record, records_message
+from holdfast.runtime.run.entries import Entry
+from holdfast.runtime.run.events import HungUp, JobEnded, Launch, Step
+from holdfast.runtime.run.journal import Record, RecordedEvent, Records
 from holdfast.runtime.saving.run_files import (
     CheckDirectory,
     JobOver,
@@ -36,6 +40,10 @@ _MESSAGES: MessageKinds[ToRunFiles] = MessageKinds(ToRunFiles)
 
 def records_of(message: JournalLines) -> list[Record]:
     return [json.loads(line) for line in message.lines]
+
+
+BEGIN, LAUNCH, WORLD, END = HungUp(), Launch(1, (), 0), WorldFormed(1, (), 0), JobEnded(0, "over")
+STEP = Step(1, 1, 0.5, 8, 1)
 
 
 class Writer:
@@ -73,7 +81,7 @@ class Linked:
         self.lease = os.open(os.devnull, os.O_RDONLY)
         self.link = RunLink(self.reactor, job_of(), self.lease, said)
         self.heard: list[RunWarning | RunLost] = []
-        self.records: list[Record] = []
+        self.records: list[Entry[Any]] = []
         self.link.serve(self.records.append, self.heard.append)
         self._writers: list[Writer] = []
 
@@ -121,52 +129,51 @@ def test_record_of_the_head_is_stamped_and_named(linked: Linked) -> None:
     writer = linked.connect()
     before = time.monotonic()
 
-    linked.link.record("launch", generation=3)
+    linked.link.record(Launch(3, (), 0))
 
     (record,) = writer.lines()
     assert before <= record["now"] <= time.monotonic()
     assert abs(record["time"] - time.time()) < 3600.0
     named = {name: record[name] for name in ("event", "run_id", "source", "generation")}
     assert named == {"event": "launch", "run_id": "r", "source": "head", "generation": 3}
-    assert linked.records == [record]
+    assert [entry.event for entry in linked.records] == [Launch(3, (), 0)]
 
 
 def test_records_of_another_process_keep_their_order_and_their_age(linked: Linked) -> None:
     """Its host may have another clock."""
     writer = linked.connect()
-    message = records_message([("step", {"step": step}) for step in (1, 2)])
-    message["records"][0][2] = 5.0
+    steps = tuple(RecordedEvent.of(Step(step, 1, 0.5, 8, 1), 5.0 * (2 - step)) for step in (1, 2))
 
-    linked.link.take(message | {"source": "worker 3"})
-    linked.link.record("launch")
+    linked.link.take(Records(steps, "worker 3"))
+    linked.link.record(LAUNCH)
 
     first, second, third = writer.lines()
     assert [first["step"], second["step"], third["event"]] == [1, 2, "launch"]
     assert (first["source"], third["source"]) == ("worker 3", "head")
     assert second["now"] - first["now"] == pytest.approx(5.0, abs=0.5)
-    assert events(linked.records) == ["step", "step", "launch"]
+    assert [entry.event.NAME for entry in linked.records] == ["step", "step", "launch"]
 
 
 def test_records_wait_for_the_first_writer(linked: Linked) -> None:
-    linked.link.record("job_started")
-    linked.link.record("launch")
+    linked.link.record(BEGIN)
+    linked.link.record(LAUNCH)
 
     writer = linked.connect()
 
     (message,) = writer.journal()
-    assert [record["event"] for record in records_of(message)] == ["job_started", "launch"]
+    assert [record["event"] for record in records_of(message)] == ["hung_up", "launch"]
     assert (message.lost, message.is_again) == (0, True)
 
 
 def test_only_what_was_not_counted_is_sent_to_the_next_writer(linked: Linked) -> None:
     first = linked.connect()
-    for event in ("job_started", "launch", "world"):
+    for event in (BEGIN, LAUNCH, WORLD):
         linked.link.record(event)
     linked.answer(first, Written("JournalLines", 2))
     first.channel.close()
     linked.turn()
     assert not linked.link.is_connected
-    linked.link.record("step")
+    linked.link.record(STEP)
 
     second = linked.connect()
 
@@ -180,14 +187,14 @@ def test_only_what_was_not_counted_is_sent_to_the_next_writer(linked: Linked) ->
 
 def test_next_writer_takes_over_from_one_that_is_still_there(linked: Linked) -> None:
     first = linked.connect()
-    linked.link.record("launch")
+    linked.link.record(LAUNCH)
 
     second = linked.connect()
 
     assert events(second.lines()) == ["launch"]
     first.told()
     assert first.channel.is_closed
-    linked.link.record("world")
+    linked.link.record(WORLD)
     assert events(second.lines()) == ["world"]
 
 
@@ -196,7 +203,7 @@ def test_of_lines_that_no_writer_takes_the_newest_are_kept_and_the_rest_is_count
 ) -> None:
     monkeypatch.setattr(run_link, "_MOST_WAITING", 3)
     for step in range(5):
-        linked.link.record("step", step=step)
+        linked.link.record(Step(step, 1, 0.5, 8, 1))
 
     (message,) = linked.connect().journal()
 
@@ -207,7 +214,7 @@ def test_of_lines_that_no_writer_takes_the_newest_are_kept_and_the_rest_is_count
 def test_lines_that_the_client_could_not_write_are_counted_with_the_first_ones() -> None:
     reactor = Reactor()
     link = RunLink(reactor, job_of(lost_lines=2), 2)
-    link.record("launch")
+    link.record(LAUNCH)
 
     writer = Writer(link)
 
@@ -228,7 +235,7 @@ def test_line_that_a_hanging_writer_was_sent_is_counted_if_it_dies_with_it(
     monkeypatch.setattr(run_link, "_MOST_WAITING", 3)
     hanging = linked.connect()
     for step in range(5):
-        linked.link.record("step", step=step)
+        linked.link.record(Step(step, 1, 0.5, 8, 1))
     assert len(hanging.lines()) == 5
 
     linked.answer(hanging, Written("JournalLines", count))
@@ -247,10 +254,10 @@ def test_lines_that_a_slow_writer_was_sent_are_lost_only_to_the_memory_of_the_he
     monkeypatch.setattr(run_link, "_MOST_WAITING", 3)
     slow = linked.connect()
     for step in range(5):
-        linked.link.record("step", step=step)
+        linked.link.record(Step(step, 1, 0.5, 8, 1))
 
     linked.answer(slow, Written("JournalLines", 5))
-    linked.link.record("launch")
+    linked.link.record(LAUNCH)
 
     assert [message.lost for message in slow.told()] == [0] * 6
 
@@ -310,7 +317,7 @@ def test_lines_of_the_client_begin_the_log_once() -> None:
 
 
 def test_close_without_a_writer_waits_for_nobody(linked: Linked) -> None:
-    linked.link.record("launch")
+    linked.link.record(LAUNCH)
 
     linked.link.close(is_over=True)
 
@@ -323,7 +330,7 @@ def test_close_waits_until_all_is_counted(
 ) -> None:
     monkeypatch.setattr(run_link, "_ENDS_WITHIN_S", 90.0)
     writer = linked.connect()
-    for event in ("world", "job_ended"):
+    for event in (WORLD, END):
         linked.link.record(event)
     for message in (Written("JournalLines", 1), RunWarning("late"), Written("JournalLines", 1)):
         writer.channel.post(to_message(message))
@@ -339,7 +346,7 @@ def test_close_waits_until_all_is_counted(
 @pytest.mark.parametrize("is_dead", [False, True], ids=["hangs", "dies"])
 def test_close_waits_for_no_writer_that_counts_nothing(linked: Linked, *, is_dead: bool) -> None:
     writer = linked.connect()
-    linked.link.record("job_ended")
+    linked.link.record(END)
     if is_dead:
         writer.channel.close()
 
@@ -351,7 +358,7 @@ def test_close_waits_for_no_writer_that_counts_nothing(linked: Linked, *, is_dea
 def test_writer_that_breaks_the_protocol_is_left_alone(linked: Linked) -> None:
     ours, theirs = pair()
     linked.link.connect(ours)
-    linked.link.record("job_ended")
+    linked.link.record(END)
     os.write(theirs.fileno(), b"no JSON\n")
 
     linked.link.close(is_over=False)

@@ -8,11 +8,12 @@ they say another one.
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from journal_entries import entry
 
 from holdfast.runtime.head.save_requests import SaveRequests
 from holdfast.runtime.head.visits import Answered, SaveAsked, SaveDone, SaveRefused
@@ -52,13 +53,13 @@ class Play:
         elif event == "save":
             began, ended = map(float, words[1].split("-"))
             fields = {"step": int(words[0]), "seconds": ended - began, "now": ended}
-            self.requests.saw({"event": "checkpoint", **fields})
+            self.requests.follow(entry("checkpoint", **fields))
         else:
             step = int(words[0]) if words and words[0].isdigit() else 1
             source = "worker 0" if words[1:] == ["w"] else "head"
             reason = words[0] if words else ""
-            fields = {"step": step, "source": source, "reason": reason, "now": 5.0}
-            self.requests.saw({"event": event, **fields})
+            fields = {"step": step, "reason": reason, "now": 5.0}
+            self.requests.follow(replace(entry(event, **fields), source=source))
 
 
 LAST = "world; save 7 0.5-1; {}; ask 3; step; job_ended"
@@ -144,7 +145,7 @@ def test_answer_is_never_older_than_the_order(events: list[str], asked_before: i
             play.take(f"ask {asked_at}")
         if event == "save":
             fields = {"step": now, "seconds": 1.5, "now": float(now)}
-            play.requests.saw({"event": "checkpoint", **fields})
+            play.requests.follow(entry("checkpoint", **fields))
         else:
             play.take(event)
 

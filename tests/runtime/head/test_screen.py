@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.runtime.head.screen import ProgressLog, Screen, live_columns, paint, say
 from holdfast.runtime.host.output import Streams
+from holdfast.runtime.run.events import Epoch, PoolWarmed
 from holdfast.runtime.run.live_line import Part
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.system.codec import to_plain
@@ -58,10 +59,8 @@ def progress_of(**changes: Any) -> dict[str, Any]:
     return {"progress": progress, "workers": 2, "phase": "training"}
 
 
-def epoch(number: int, **changes: Any) -> dict[str, Any]:
-    fields = {"epoch": number, "step": 10 * number, "epochs": 6, "metrics": {"loss": 0.25}}
-    report = {"kind": "epoch", **fields, **changes}
-    return {"kind": "worker_report", "worker": 0, "report": report}
+def epoch(number: int, verbose: int | None = None) -> Epoch:
+    return Epoch(number, 10 * number, {"loss": 0.25}, None, None, epochs=6, verbose=verbose)
 
 
 def test_job_that_was_asked_to_stop_is_stopping_whatever_its_workers_do() -> None:
@@ -82,7 +81,7 @@ def test_cause_of_a_slow_start_is_named_until_the_pool_is_warm() -> None:
     log = log_on(terminal, imports="TensorFlow")
 
     log.show({"progress": None, "workers": 0, "phase": None})
-    log.heard({"kind": "warm", "pid": 7})
+    log.show_event(PoolWarmed())
     log.show({"progress": None, "workers": 0, "phase": None})
 
     assert terminal.live == ["importing TensorFlow | 0 of 2 workers", "starting | 0 of 2 workers"]
@@ -110,7 +109,7 @@ def test_line_shows_the_epoch_that_was_printed_and_never_an_earlier_one() -> Non
     log = log_on(terminal)
 
     log.show(progress_of())
-    log.heard(epoch(2))
+    log.show_event(epoch(2))
     log.show(progress_of(step=9, step_of_epoch=9))
     shown = [line[:18] for line in terminal.live]
     log.show(progress_of(step=21, epoch=3, step_of_epoch=1))
@@ -138,7 +137,7 @@ def test_epoch_is_told_once_however_often_it_is_trained() -> None:
     log = log_on(terminal)
 
     for number in (1, 2, 2, 1, 2, 3):
-        log.heard(epoch(number))
+        log.show_event(epoch(number))
 
     assert terminal.lines == [f"Epoch {number}/6 - loss: 0.2500" for number in (1, 2, 3)]
 
@@ -163,7 +162,7 @@ def test_verbose_and_quiet_decide_what_is_shown(
     log = log_on(terminal, **options)
 
     log.show(progress_of(verbose=verbose))
-    log.heard(epoch(1, verbose=verbose))
+    log.show_event(epoch(1, verbose=verbose))
 
     assert (len(terminal.lines), len(terminal.live)) == (lines, live)
 

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from holdfast.recovery.event import Event, WorkInHand
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host import silence as module
 from holdfast.runtime.host.fencing import Fencing
 from holdfast.runtime.host.host_messages import Found, Inquire
 from holdfast.runtime.host.silence import SilenceWatch
+from holdfast.runtime.run.events import Stalled, Suspected, WorkerFenced
 from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 from holdfast.runtime.worker.stacks import MOST_S, Frame, Stacks, Thread
 
 SEEN = Stacks((Thread("main thread", (Frame("/home/ann/train.py", "42", "contribute"),)),))
+
+T = TypeVar("T")
+
+
+def work_of(worker: int) -> WorkInHand:
+    return WorkInHand(1, worker, 1, (3,), is_validation=False)
 
 
 class FakeWorker:
@@ -39,7 +47,7 @@ class FakeWorker:
         self.limit: str | None = None
         self.is_buried = self.is_condemned = False
         self.may_leave = False
-        self.samples = {"microbatch": worker}
+        self.samples = work_of(worker)
         self.causes: list[str] = []
 
     @property
@@ -94,7 +102,7 @@ class World:
     """Three workers that are looked at ten times a second."""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.told: list[Event] = []
         self.workers = [FakeWorker(n, FakeHost(self)) for n in range(3)]
         self.tries: list[Callable[[bool], None]] = []
         self.are_hosts_many = False
@@ -130,8 +138,8 @@ class World:
     def is_inquiring(self) -> bool:
         return self.fencing.is_inquiring or self.silence.is_inquiring
 
-    def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        return [message for message in self.told if message["kind"] == kind]
+    def of_kind(self, kind: type[T]) -> list[T]:
+        return [event for event in self.told if isinstance(event, kind)]
 
 
 @pytest.fixture
@@ -153,9 +161,9 @@ def test_silent_worker_is_killed_when_its_stacks_are_known(world: World) -> None
     FakeInquiry.all[0].answer()
     world.pass_time(0.1, 1, 2)
 
-    (fenced,) = world.of_kind("worker_fenced")
-    assert (fenced["worker"], fenced["limit"]) == (0, "heartbeat")
-    assert fenced["where"] == "contribute (train.py:42)"
+    (fenced,) = world.of_kind(WorkerFenced)
+    assert (fenced.worker, fenced.limit) == (0, "heartbeat")
+    assert fenced.where == "contribute (train.py:42)"
     assert world.workers[0].stacks is SEEN
     assert [cause[:13] for cause in world.workers[0].causes] == ["fenced after "]
     assert world.workers[0].causes[0].endswith(" s of silence")
@@ -167,8 +175,8 @@ def test_silent_worker_that_answers_nothing_is_killed_all_the_same(world: World)
 
     world.pass_time(2.3 + MOST_S, 1, 2)
 
-    (fenced,) = world.of_kind("worker_fenced")
-    assert (fenced["worker"], fenced["where"]) == (0, "")
+    (fenced,) = world.of_kind(WorkerFenced)
+    assert (fenced.worker, fenced.where) == (0, "")
 
 
 def test_worker_that_beats_again_after_it_was_found_is_killed_all_the_same(world: World) -> None:
@@ -201,16 +209,16 @@ def test_worker_that_all_wait_for_is_told_and_then_killed(world: World) -> None:
     all_wait_for_worker_0(world)
 
     world.pass_time(19.0, 0, 1, 2)
-    (suspected,) = world.of_kind("suspected")
-    assert (suspected["worker"], suspected["limit_s"]) == (0, 20.0)
-    assert suspected["samples"] == {"microbatch": 0}
-    assert world.of_kind("worker_fenced") == []
+    (suspected,) = world.of_kind(Suspected)
+    assert (suspected.worker, suspected.limit_s) == (0, 20.0)
+    assert suspected.samples == work_of(0)
+    assert world.of_kind(WorkerFenced) == []
 
     world.pass_time(1.0 + 3 * MOST_S, 0, 1, 2)
-    (fenced,) = world.of_kind("worker_fenced")
-    assert (fenced["worker"], fenced["limit"]) == (0, "stall")
+    (fenced,) = world.of_kind(WorkerFenced)
+    assert (fenced.worker, fenced.limit) == (0, "stall")
     assert world.workers[0].causes[0].endswith(" s at one piece of work")
-    assert len(world.of_kind("suspected")) == 1
+    assert len(world.of_kind(Suspected)) == 1
 
 
 def test_place_of_a_worker_that_all_wait_for_is_found_out_once_for_people(world: World) -> None:
@@ -247,8 +255,8 @@ def test_worker_whose_training_has_failed_is_killed_if_all_others_wait_for_it(wo
     assert world.told == []
     world.pass_time(0.4 + MOST_S, 0, 1, 2)
 
-    (fenced,) = world.of_kind("worker_fenced")
-    assert (fenced["worker"], fenced["limit"], fenced["phase"]) == (0, "failed", "failed")
+    (fenced,) = world.of_kind(WorkerFenced)
+    assert (fenced.worker, fenced.limit) == (0, "failed")
     caught = " s in its script, which has caught the error of its training: ValueError: odd"
     assert world.workers[0].causes[0].endswith(caught)
 
@@ -298,8 +306,8 @@ def test_launch_whose_workers_wait_for_each_other_ends_with_all_their_stacks(wor
         inquiry.answer()
     world.pass_time(0.1, 0, 1, 2)
 
-    (stalled,) = world.of_kind("stalled")
-    assert stalled["workers"] == [0, 1, 2]
+    (stalled,) = world.of_kind(Stalled)
+    assert stalled.workers == (0, 1, 2)
     assert [worker.limit for worker in world.workers] == ["standstill"] * 3
     assert all(worker.stacks is SEEN for worker in world.workers)
 
@@ -348,7 +356,7 @@ def test_workers_that_cannot_join_let_hosts_be_tried_and_are_not_killed_for_it(
         world.tries.pop()(False)
         world.pass_time(0.2, 0, 1, 2)
 
-    assert world.of_kind("stalled") == []
+    assert world.of_kind(Stalled) == []
     assert not any(worker.is_condemned for worker in world.workers)
 
 
@@ -367,8 +375,8 @@ def test_launch_ends_when_none_of_its_workers_gets_a_byte_to_restore(world: Worl
 
     world.pass_time(2.0 + MOST_S, 0, 1, 2)
 
-    (stalled,) = world.of_kind("stalled")
-    assert (stalled["limit"], stalled["workers"]) == ("reading", [0, 1, 2])
+    (stalled,) = world.of_kind(Stalled)
+    assert (stalled.limit, stalled.workers) == ("reading", (0, 1, 2))
     assert [worker.limit for worker in world.workers] == ["reading"] * 3
 
 
@@ -401,7 +409,7 @@ def test_worker_that_holds_the_lock_while_it_restores_has_a_minute(world: World)
     assert world.told == []
 
     world.pass_time(2.0 + MOST_S, 1, 2)
-    assert [fenced["worker"] for fenced in world.of_kind("worker_fenced")] == [0]
+    assert [fenced.worker for fenced in world.of_kind(WorkerFenced)] == [0]
 
 
 def test_workers_that_may_leave_and_do_not_are_killed_after_a_minute(world: World) -> None:
@@ -419,8 +427,8 @@ def test_workers_that_may_leave_and_do_not_are_killed_after_a_minute(world: Worl
     assert world.told == []
     world.pass_time(2.0 + MOST_S, 0, 1, 2)
 
-    (stalled,) = world.of_kind("stalled")
-    assert (stalled["limit"], stalled["workers"]) == ("leaving", [0, 1, 2])
+    (stalled,) = world.of_kind(Stalled)
+    assert (stalled.limit, stalled.workers) == ("leaving", (0, 1, 2))
     assert [worker.limit for worker in world.workers] == ["leaving"] * 3
 
 
@@ -447,5 +455,5 @@ def test_worker_that_is_killed_while_it_is_asked_for_others_holds_up_nobody(worl
     world.workers[0].kill("guard lost")
     world.fencing.drop(world.workers[0].worker)
 
-    (stalled,) = world.of_kind("stalled")
-    assert stalled["workers"] == [1, 2]
+    (stalled,) = world.of_kind(Stalled)
+    assert stalled.workers == (1, 2)

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from holdfast.recovery.event import WorkerFailed, WorkerStopped
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.halting import Halting, look_at_ends
 from holdfast.runtime.host.host_messages import Down
 from holdfast.runtime.host.hosted_worker import HostedWorker
-from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.worker_reports import WorkerHalted
 from holdfast.runtime.system.worker_status import HaltOrder, Phase, RequestFlag, WorkerStatus
 
 
@@ -25,7 +26,7 @@ class FakeWorker:
         self.page.phase = phase
         self.page.generation = 1
         self.page.step = 7
-        self.halted: Message | None = None
+        self.halted: WorkerHalted | None = None
         self.halt_failure: str | None = None
         self.killed = ""
 
@@ -35,8 +36,7 @@ class FakeWorker:
     def holds(
         self, step: int, *, is_saved: bool = False, words: str = "more is done again"
     ) -> None:
-        card = {"version": step, "is_settled": True, "saves": 4, "is_saved": is_saved}
-        self.halted = {**card, "step": step, "words": words}
+        self.halted = WorkerHalted(self.worker, step, True, 4, is_saved, step, words)
 
 
 class Launch:
@@ -44,9 +44,9 @@ class Launch:
 
     def __init__(self, *workers: FakeWorker) -> None:
         self.workers = workers
-        self.told: list[tuple[int, Message]] = []
+        self.told: list[WorkerStopped | WorkerFailed] = []
         host_of = {worker.worker: worker.host for worker in workers}
-        self.halting = Halting(lambda worker, report: self.told.append((worker, report)), host_of)
+        self.halting = Halting(self.told.append, host_of)
         self.halting.order(100.0)
 
     def poll(self, now: float) -> list[bool]:
@@ -56,7 +56,8 @@ class Launch:
 
     def words(self) -> list[tuple[int, str]]:
         return [
-            (worker, report.get("words", report.get("message"))) for worker, report in self.told
+            (each.worker, each.message if isinstance(each, WorkerFailed) else each.describe())
+            for each in self.told
         ]
 
 
@@ -219,7 +220,7 @@ class Ending:
     def __init__(self) -> None:
         self.host = FakeHost()
         self.workers = [HostedWorker(WorkerId(worker), 1, self.host) for worker in (4, 7)]
-        self.told: list[tuple[int, Message]] = []
+        self.told: list[WorkerStopped | WorkerFailed] = []
         self.leaves = False
 
     def come(self, *ends: tuple[int, bool]) -> None:
@@ -227,7 +228,7 @@ class Ending:
         for hosted, (trainings, is_at_end) in zip(self.workers, ends, strict=True):
             hosted.trainings, hosted.is_at_end = trainings, is_at_end
         all_workers = (WorkerId(2), WorkerId(4), WorkerId(7))  # 2 has died before
-        self.leaves = look_at_ends(self.workers, all_workers, lambda *told: self.told.append(told))
+        self.leaves = look_at_ends(self.workers, all_workers, self.told.append)
 
     def may_leave(self) -> list[bool]:
         return [hosted.may_leave for hosted in self.workers]
@@ -268,22 +269,23 @@ def test_launch_whose_scripts_have_gone_apart_ends_with_an_error_of_each_worker(
 ) -> None:
     ending.come((1, True), (2, False))
 
-    assert [worker for worker, _ in ending.told] == [2, 4, 7]
-    for _, error in ending.told:
-        assert (error["kind"], error["type"], error["exit_code"]) == ("error", "ScriptsApart", 1)
-        assert error["message"].startswith("worker 4 ended its script after 1 training, but")
+    assert [error.worker for error in ending.told] == [2, 4, 7]
+    for error in ending.told:
+        assert isinstance(error, WorkerFailed)
+        assert (error.kind, error.exit_code) == ("ScriptsApart", 1)
+        assert error.message.startswith("worker 4 ended its script after 1 training, but")
     assert all(hosted.is_condemned for hosted in ending.workers)
 
 
-@pytest.mark.parametrize(("trainings", "kinds"), [(1, ["stopped"]), (0, ["error"] * 3)])
+@pytest.mark.parametrize(("trainings", "kinds"), [(1, [WorkerStopped]), (0, [WorkerFailed] * 3)])
 def test_scripts_that_go_apart_after_an_order_to_stop_have_stopped_at_their_last_training(
-    ending: Ending, trainings: int, kinds: list[str]
+    ending: Ending, trainings: int, kinds: list[type]
 ) -> None:
     ending.workers[0].page.commit(40)
     ending.workers[1].page.ask(RequestFlag.STOP)
 
     ending.come((trainings, True), (2, False))
 
-    assert [report["kind"] for _, report in ending.told] == kinds
-    assert ending.told[0][1].get("step") == (40 if trainings else None)
+    assert list(map(type, ending.told)) == kinds
+    assert getattr(ending.told[0], "step", None) == (40 if trainings else None)
     assert all(hosted.is_condemned for hosted in ending.workers)

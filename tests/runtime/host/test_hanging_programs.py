@@ -13,7 +13,8 @@ from cluster import wait_until
 from held_program import held, own_python
 
 from holdfast.runtime.host import mpi_host
-from holdfast.runtime.host.mpi_host import MpiHost, MpiOrder
+from holdfast.runtime.host.host_messages import MpiOrder
+from holdfast.runtime.host.mpi_host import MpiHost
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolWarm
 from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost
@@ -106,7 +107,7 @@ def test_launcher_begins_when_its_program_is_there(
     host = MpiHost(reactor, lambda _: None, tmp_path / "again")  # its directory was removed
 
     def start() -> int:
-        host.begin(1, MpiOrder(mpiexec, ulfm=True), 2, tmp_path / "sock")
+        host.begin(1, MpiOrder(mpiexec, "Open MPI", ulfm=True), 2, tmp_path / "sock")
         assert host.pid is not None
         return host.pid
 

@@ -20,6 +20,7 @@ from holdfast.runtime.host.hosted_worker import (
 from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.system.channel import pair
 from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.worker_reports import HaltedSaveEnded, ScriptEnded, TrainingBegun
 from holdfast.runtime.system.worker_status import HaltOrder, Phase, WorkerStatus
 
 WORD = StepReport(
@@ -70,10 +71,8 @@ def test_guard_must_say_everything() -> None:
 
 
 def test_reports_on_the_script_concern_the_agent_alone(hosted: HostedWorker) -> None:
-    assert hosted.note({"kind": "training", "number": 2})
-    assert hosted.note({"kind": "at_end"})
-    assert not hosted.note({"kind": "checkpoint", "step": 5})
-    assert not hosted.note({})
+    hosted.note(TrainingBegun(hosted.worker, 2))
+    hosted.note(ScriptEnded(hosted.worker))
 
     assert (hosted.trainings, hosted.is_at_end) == (2, True)
 
@@ -83,9 +82,9 @@ def test_word_on_an_order_to_a_halted_worker_that_was_replaced_is_not_kept(
 ) -> None:
     hosted.page.order_halted(HaltOrder(5, 0, 2))
 
-    assert hosted.note({"kind": "halt_done", "attempt": 4, "failure": ""})
+    hosted.note(HaltedSaveEnded(hosted.worker, 4, ""))
     assert hosted.halt_failure is None
-    assert hosted.note({"kind": "halt_done", "attempt": 5, "failure": "the disk is full"})
+    hosted.note(HaltedSaveEnded(hosted.worker, 5, "the disk is full"))
 
     assert hosted.halt_failure == "the disk is full"
 

@@ -5,18 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from configs import worker_config
 
+from holdfast.recovery.errors import ExitCode
+from holdfast.recovery.event import (
+    CheckpointCommitted,
+    HostLost,
+    WorkerExited,
+    WorkerFailed,
+    WorkerJoined,
+    WorldFormed,
+    WorldNamed,
+)
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host import host_messages
 from holdfast.runtime.host.host_messages import (
     BeginLaunch,
     Described,
     Down,
-    Exited,
     Found,
     Inquire,
     Killed,
@@ -26,10 +35,9 @@ from holdfast.runtime.host.host_messages import (
     MakeWorkers,
     Met,
     NameWorld,
+    News,
     Queue,
-    Reported,
     Seen,
-    Told,
     Up,
     Watch,
 )
@@ -37,10 +45,12 @@ from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink
 from holdfast.runtime.host.launch_part import LaunchPart
 from holdfast.runtime.host.pairs import PairTrials
 from holdfast.runtime.host.pool_process import Forked, LetBegin
+from holdfast.runtime.run.events import Notice, PoolRestarted, Stalled
 from holdfast.runtime.saving.save_messages import SaveAnswered, SaveTicket, Settle, Settled
-from holdfast.runtime.system.channel import Channel, Message, pair
+from holdfast.runtime.system.channel import Channel, pair
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.worker_reports import ScriptEnded, SurvivorsMet
 from holdfast.runtime.system.worker_status import (
     Phase,
     RequestFlag,
@@ -49,6 +59,7 @@ from holdfast.runtime.system.worker_status import (
     Writer,
 )
 
+T = TypeVar("T")
 LAUNCH = worker_config(0, (0, 1, 2, 3), stall_timeout_s=0.0)
 
 
@@ -112,16 +123,15 @@ class FarHost:
 
     def exits(self, worker: int, *, clean: bool = False) -> None:
         """Let a worker end."""
-        event = {"kind": "worker_exited", "worker": worker, "clean": clean, "limit": None}
         del self._changes[WorkerId(worker)]
-        self.tell(Exited(1, WorkerId(worker), event))
+        self.tell(WorkerExited(WorkerId(worker), "exit 0", is_clean=clean, generation=1))
 
 
 class World:
     """Workers 0 and 1 on the first host, 2 and 3 on the second, and the launch of all."""
 
     def __init__(self) -> None:
-        self.events: list[Message] = []
+        self.events: list[News] = []
         self.reactor = Reactor()
         queue = Queue()
         self.near, self.far = self.hosts = (FarHost(queue), FarHost(queue))
@@ -146,8 +156,10 @@ class World:
     def status(self, worker: int) -> WorkerStatus:
         return self.host_of(worker).statuses[WorkerId(worker)]
 
-    def reports(self, worker: int, **report: object) -> None:
-        self.host_of(worker).tell(Reported(1, WorkerId(worker), report))
+    def meets(self, worker: int, *survivors: int) -> None:
+        """Let a worker ask whether it may go on with these."""
+        met = SurvivorsMet(WorkerId(worker), tuple(map(WorkerId, survivors)))
+        self.host_of(worker).tell(met)
 
     def pass_time(self, seconds: float) -> None:
         for _ in range(round(4 * seconds)):
@@ -156,8 +168,8 @@ class World:
                 host.tell(Seen(is_inquiring))
             self.launch.poll(self.now)
 
-    def of_kind(self, kind: str) -> list[Message]:
-        return [event for event in self.events if event["kind"] == kind]
+    def of_kind(self, kind: type[T]) -> list[T]:
+        return [event for event in self.events if isinstance(event, kind)]
 
     def close(self) -> None:
         for hosted in self.launch.workers:
@@ -182,7 +194,7 @@ def test_each_host_makes_its_workers_and_all_hosts_watch_from_the_first_guard_on
         assert [message.worker for message in host.of(LetBegin)] == workers
         assert host.of(Watch) == [Watch()]
         assert host.of(BeginLaunch) == [BeginLaunch(LAUNCH)]
-    assert [event["worker"] for event in world.of_kind("worker_started")] == [0, 1, 2, 3]
+    assert all(hosted.is_running for hosted in world.launch.workers)
 
 
 def test_host_whose_workers_are_all_dead_settles_nothing_while_another_one_has_a_worker(
@@ -190,13 +202,13 @@ def test_host_whose_workers_are_all_dead_settles_nothing_while_another_one_has_a
 ) -> None:
     for worker in (2, 3, 0):
         world.host_of(worker).exits(worker)
-    assert [event["worker"] for event in world.of_kind("worker_exited")] == [2, 3, 0]
+    assert [end.worker for end in world.of_kind(WorkerExited)] == [2, 3, 0]
     assert world.near.of(Settle) == world.far.of(Settle) == []
 
     world.near.exits(1)
 
     assert world.near.of(Settle) == world.far.of(Settle) == [Settle(is_urgent=False)]
-    assert len(world.of_kind("worker_exited")) == 3
+    assert len(world.of_kind(WorkerExited)) == 3
     assert not world.launch.is_idle
 
 
@@ -205,11 +217,13 @@ def test_last_end_is_told_when_all_hosts_have_settled_with_the_newest_step(world
         world.host_of(worker).exits(worker)
 
     world.far.tell(Settled(30))
-    assert len(world.of_kind("worker_exited")) == 3
+    assert len(world.of_kind(WorkerExited)) == 3
     world.near.tell(Settled(None))
 
-    assert world.events[-1]["worker"] == 3
-    assert world.events[-2]["report"] == {"kind": "checkpoint", "step": 30}
+    saved, end = world.events[-2:]
+    assert saved == CheckpointCommitted(WorkerId(3), 30)
+    assert isinstance(end, WorkerExited)
+    assert (end.worker, end.launch_rank) == (3, 3)
     assert world.launch.is_idle
     assert not world.launch.state.ended_well
 
@@ -218,30 +232,29 @@ def test_workers_leave_when_the_scripts_of_both_hosts_have_come_to_their_end(
     world: World,
 ) -> None:
     for worker in (0, 1, 2):
-        world.reports(worker, kind="at_end")
+        world.host_of(worker).tell(ScriptEnded(WorkerId(worker)))
     assert world.near.of(LetLeave) == []
 
-    world.reports(3, kind="at_end")
+    world.far.tell(ScriptEnded(WorkerId(3)))
 
     assert world.near.of(LetLeave) == world.far.of(LetLeave) == [LetLeave(1)]
 
 
 def test_survivors_of_a_death_get_the_word_and_a_cut_off_side_ends(world: World) -> None:
     world.far.exits(3)
-    world.reports(0, kind="survivors", workers=[0, 1])  # most of those that live
-    world.reports(2, kind="survivors", workers=[2])
+    world.meets(0, 0, 1)  # most of those that live
+    world.meets(2, 2)
 
     assert world.near.of(NameWorld) == [NameWorld(1, WorkerId(0), 2)]
-    assert [named["workers"] for named in world.of_kind("world_named")] == [[0, 1]]
+    assert world.of_kind(WorldNamed) == [WorldNamed((WorkerId(0), WorkerId(1)))]
     assert world.far.of(NameWorld) == []
     assert [(kill.worker, kill.why) for kill in world.far.of(KillWorker)] == [
         (2, "it is cut off from the workers that go on")
     ]
-    assert world.of_kind("worker_report") == []
 
 
 def test_the_smaller_side_gets_the_word_when_the_others_are_lost(world: World) -> None:
-    world.reports(2, kind="survivors", workers=[2, 3])
+    world.meets(2, 2, 3)
     assert world.far.of(NameWorld) == []
 
     world.near.exits(0)
@@ -255,12 +268,12 @@ def test_a_host_that_is_lost_with_the_first_worker_of_the_world_may_go_on_for_a_
     world.far.leased_s = world.near.leased_s = 7.0
     for worker in (0, 1):
         world.near.exits(worker)
-    world.reports(2, kind="survivors", workers=[2, 3])
+    world.meets(2, 2, 3)
 
     world.launch.lose_host(world.far, "its shell has ended")
 
-    (lost,) = world.of_kind("host_lost")
-    assert (lost["workers"], lost["leased_s"]) == ([2, 3], 7.0)
+    (lost,) = world.of_kind(HostLost)
+    assert (lost.workers, lost.leased_s) == ((2, 3), 7.0)
 
 
 def test_a_host_that_is_lost_without_the_first_worker_concerns_no_launch(world: World) -> None:
@@ -268,7 +281,7 @@ def test_a_host_that_is_lost_without_the_first_worker_concerns_no_launch(world: 
 
     world.launch.lose_host(world.far, "its shell has ended")
 
-    assert [lost["leased_s"] for lost in world.of_kind("host_lost")] == [0.0]
+    assert [lost.leased_s for lost in world.of_kind(HostLost)] == [0.0]
 
 
 def test_workers_that_wait_for_a_worker_of_another_host_are_well(world: World) -> None:
@@ -277,12 +290,12 @@ def test_workers_that_wait_for_a_worker_of_another_host_are_well(world: World) -
         world.status(worker).begin_turn(waits_for_peers=worker != 3)
 
     world.pass_time(60.0)
-    assert world.of_kind("stalled") == []
+    assert world.of_kind(Stalled) == []
     world.status(3).begin_turn(waits_for_peers=True)
     world.pass_time(11.0)
 
-    (stalled,) = world.of_kind("stalled")
-    assert stalled["workers"] == [0, 1, 2, 3]
+    (stalled,) = world.of_kind(Stalled)
+    assert stalled.workers == (0, 1, 2, 3)
     for host, workers in ((world.near, [0, 1]), (world.far, [2, 3])):
         assert [(kill.worker, kill.limit) for kill in host.of(KillWorker)] == [
             (worker, "standstill") for worker in workers
@@ -298,7 +311,7 @@ def test_silence_on_one_host_explains_why_those_of_the_other_wait(world: World) 
     world.pass_time(5.0)
 
     assert world.launch.is_inquiring
-    assert world.of_kind("stalled") == []
+    assert world.of_kind(Stalled) == []
 
 
 TICKET = SaveTicket(1, 1, 30, 4, 4, 0.0)
@@ -341,11 +354,11 @@ def test_worker_whose_guard_is_lost_is_killed_on_its_host_and_no_other_one(world
 
 
 def test_all_hosts_hear_of_the_first_worker_of_the_newest_world(world: World) -> None:
-    world.reports(3, kind="world", generation=1, workers=[0, 1, 2, 3])
+    world.far.tell(WorldFormed(1, LAUNCH.workers, 0))
     for worker in (0, 1):
         world.near.exits(worker)
-    world.reports(2, kind="world", generation=3, workers=[2, 3])
-    world.reports(3, kind="world", generation=1, workers=[0, 1, 2, 3])  # it is late
+    world.far.tell(WorldFormed(3, LAUNCH.workers[2:], 9))
+    world.far.tell(WorldFormed(1, LAUNCH.workers, 0))  # it is late
 
     leads = [Lead(1, WorkerId(first)) for first in (0, 2)]
     assert world.near.of(Lead) == world.far.of(Lead) == leads
@@ -376,18 +389,28 @@ def test_word_about_a_worker_that_is_gone_is_dropped(world: World) -> None:
     world.far.exits(3)
     before = len(world.events)
 
-    world.reports(3, kind="joined")
+    world.far.tell(WorkerJoined(WorkerId(3)))
     world.far.tell(Killed(1, WorkerId(3), "late"))
 
     assert len(world.events) == before
 
 
 def test_events_and_sentences_of_a_host_are_passed_on(world: World) -> None:
-    world.far.tell(Told({"kind": "pool_restarted", "cause": "signal SIGKILL"}))
-    world.far.tell(Told({"kind": "notice", "text": "checkpoints are at risk"}))
+    told = [PoolRestarted("signal SIGKILL"), Notice("checkpoints are at risk")]
+    for event in told:
+        world.far.tell(event)
 
-    assert world.events[-2] == {"kind": "pool_restarted", "cause": "signal SIGKILL"}
-    assert world.events[-1]["report"] == {"kind": "notice", "text": "checkpoints are at risk"}
+    assert world.events[-2:] == told
+
+
+def test_error_of_a_worker_is_the_cause_of_its_end(world: World) -> None:
+    code = ExitCode.PROGRAM_FAILED
+    world.far.tell(WorkerFailed(WorkerId(2), "ValueError", "odd", "T", code, where="f (a.py:1)"))
+    world.far.exits(2)
+
+    end = world.events[-1]
+    assert isinstance(end, WorkerExited)
+    assert (end.cause, end.where, end.traceback) == ("ValueError: odd", "f (a.py:1)", "T")
 
 
 def test_call_from_within_a_call_waits_for_its_end() -> None:
@@ -437,5 +460,5 @@ def test_host_that_is_lost_while_the_ways_to_it_are_tried_takes_no_worker(world:
             host.tell(Met(number))
 
     assert told == []
-    assert world.of_kind("host_lost")[0]["host"] == "c"
+    assert world.of_kind(HostLost)[0].host == "c"
     assert found == [{frozenset("ab"): "no interface is up there"}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from fake_host import GIB, MIB, NO_LIMIT, FakeHost
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.recovery.event import Event, WorkerExited
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host import limits as host_limits
 from holdfast.runtime.host.limits import (
     HOST,
@@ -21,11 +24,12 @@ from holdfast.runtime.host.limits import (
     find_too_small,
     needed,
 )
+from holdfast.runtime.run.events import Pressure
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.usage import Resource, Usage, find_levels, granted_cores
 
 DIRECTORY = Path("/dev/shm/holdfast-1-x")
-DEATH = {"kind": "worker_exited", "worker": 1, "cause": "signal SIGKILL", "peak_bytes": 300 * MIB}
+DEATH = WorkerExited(WorkerId(1), "signal SIGKILL", peak_bytes=300 * MIB)
 MEMORY = Usage(Resource.MEMORY, "the cgroup /job", 10_952_166_605, 12 * GIB)
 
 
@@ -302,7 +306,8 @@ class Watched:
         self.host.version_2("/job")
         self.use(500 * MIB)
         self.shared = (0, GIB)
-        self.told: list[Message] = []
+        self.told: list[Event] = []
+        self.explained: list[WorkerExited] = []
         self.saves = 0
         self.files = {os.getpid(): (50, 1024)}
         self.has_workers = True
@@ -352,9 +357,10 @@ def test_memory_that_is_nearly_full_is_told_once_and_saved_before(
     watched.poll(40)
 
     (event,) = watched.told
-    assert (event["kind"], event["resource"]) == ("pressure", resource)
-    assert (event["used"], event["limit"]) == (950 * MIB, GIB)
-    assert event["place"].endswith("/job" if resource == "memory" else "/dev/shm")
+    assert isinstance(event, Pressure)
+    assert event.resource == resource
+    assert (event.used, event.limit) == (950 * MIB, GIB)
+    assert (event.place or "").endswith("/job" if resource == "memory" else "/dev/shm")
     assert watched.saves == 1
 
 
@@ -362,13 +368,13 @@ def test_death_with_a_counted_victim_is_the_oom_killers(watched: Watched) -> Non
     watched.poll(3)
     watched.kill()
 
-    watched.told.append(watched.watch.explained(DEATH))
-    watched.told.append(watched.watch.explained(DEATH))
+    watched.explained.append(watched.watch.explained(DEATH))
+    watched.explained.append(watched.watch.explained(DEATH))
 
-    assert "killed by the kernel's OOM killer" in watched.told[0]["cause"]
-    assert "300 MiB resident" in watched.told[0]["cause"]
-    assert "/job has 1.0 GiB" in watched.told[0]["cause"]
-    assert watched.told[1]["cause"] == "signal SIGKILL"
+    assert "killed by the kernel's OOM killer" in watched.explained[0].cause
+    assert "300 MiB resident" in watched.explained[0].cause
+    assert "/job has 1.0 GiB" in watched.explained[0].cause
+    assert watched.explained[1].cause == "signal SIGKILL"
 
 
 @pytest.mark.parametrize("cause", ["exit 1", "fenced after 3.00 s of silence", "guard lost"])
@@ -378,18 +384,18 @@ def test_death_of_another_cause_keeps_it_and_the_victim_is_kept_for_another(
     watched.poll(3)
     watched.kill()
 
-    watched.told.append(watched.watch.explained({**DEATH, "cause": cause}))
-    watched.told.append(watched.watch.explained(DEATH))
+    watched.explained.append(watched.watch.explained(replace(DEATH, cause=cause)))
+    watched.explained.append(watched.watch.explained(DEATH))
 
-    assert watched.told[0]["cause"] == cause
-    assert "OOM killer" in watched.told[1]["cause"]
+    assert watched.explained[0].cause == cause
+    assert "OOM killer" in watched.explained[1].cause
 
 
 def test_victims_of_before_a_launch_are_none_of_its_workers(watched: Watched) -> None:
     watched.kill()
     watched.watch.begin(3)
 
-    watched.told.append(watched.watch.explained(DEATH))
+    watched.explained.append(watched.watch.explained(DEATH))
 
     assert watched.told == [DEATH]
 
@@ -405,7 +411,7 @@ def test_limits_that_are_too_small_are_told_before_the_first_launch_only(
     watched.watch.begin(3)
     watched.watch.begin(3)
 
-    assert [event["resource"] for event in watched.told] == [
+    assert [event.resource for event in watched.told if isinstance(event, Pressure)] == [
         "shared memory",
         "processes and threads",
         "open files",

@@ -22,7 +22,7 @@ VICTIM = 1
 def mpi(tmp_path: Path) -> Iterator[AgentHarness]:
     preload = ("--preload", "numpy,mpi4py")
     with agent_running(tmp_path, *preload, entry="mpi_worker:main") as harness:
-        harness.wait_for("warm")
+        harness.wait_for("PoolWarmed")
         yield harness
     assert list(tmp_path.glob("launch-*/*")) == []
 
@@ -32,7 +32,7 @@ def test_undisturbed_job_leaves_cleanly(mpi: AgentHarness) -> None:
 
     job = mpi.mpiexec(len(WORKERS))
 
-    assert all(mpi.wait_for("worker_exited", worker=w)["clean"] for w in WORKERS)
+    assert all(mpi.wait_for("WorkerExited", worker=w)["is_clean"] for w in WORKERS)
     assert job.wait() == 0
 
 
@@ -58,9 +58,9 @@ def test_survivors_shrink_whatever_kills_a_worker(mpi: AgentHarness, fatal: str)
 
     for survivor in (0, 2):
         assert mpi.wait_for_report(survivor, "world")["size"] == 2
-        assert mpi.wait_for("worker_exited", worker=survivor)["clean"] is True
-    death = mpi.wait_for("worker_exited", worker=VICTIM)
-    assert (death["clean"], death["step"], death["phase"]) == (False, 5, "training")
+        assert mpi.wait_for("WorkerExited", worker=survivor)["is_clean"] is True
+    death = mpi.wait_for("WorkerExited", worker=VICTIM)
+    assert (death["is_clean"], death["step"], death["phase"]) == (False, 5, "training")
     job.wait()
 
 
@@ -72,11 +72,11 @@ def test_death_before_the_job_is_up_is_told_so_that_it_can_be_ended(
     mpi.launch(WORKERS, f"{VICTIM}:{site}")
     job = mpi.mpiexec(len(WORKERS))
 
-    death = mpi.wait_for("worker_exited", worker=VICTIM)
-    mpi.send("kill")
+    death = mpi.wait_for("WorkerExited", worker=VICTIM)
+    mpi.send("KillLaunch", reason="")
 
     assert death["phase"] == site.partition(":")[0]
-    assert all(mpi.wait_for("worker_exited", worker=w)["clean"] is False for w in WORKERS)
+    assert all(mpi.wait_for("WorkerExited", worker=w)["is_clean"] is False for w in WORKERS)
     job.wait()
 
 
@@ -87,9 +87,9 @@ def test_pool_stays_for_the_next_launch(mpi: AgentHarness) -> None:
     mpi.launch(WORKERS, generation=2)
     mpi.mpiexec(len(WORKERS), generation=2).wait()
 
-    exits = [mpi.wait_for("worker_exited", worker=w, generation=2) for w in WORKERS]
-    assert [event["clean"] for event in exits] == [True, True, True]
-    assert sum(event["kind"] == "warm" for event in mpi.events) == 1
+    exits = [mpi.wait_for("WorkerExited", worker=w, generation=2) for w in WORKERS]
+    assert [event["is_clean"] for event in exits] == [True, True, True]
+    assert sum(event["kind"] == "PoolWarmed" for event in mpi.events) == 1
 
 
 def test_killed_mpiexec_takes_its_workers_along(mpi: AgentHarness) -> None:
@@ -103,5 +103,5 @@ def test_killed_mpiexec_takes_its_workers_along(mpi: AgentHarness) -> None:
     pids = [mpi.wait_for("worker_started", worker=w)["pid"] for w in WORKERS]
     assert_ended(*pids)
     for worker in WORKERS:
-        assert mpi.wait_for("worker_exited", worker=worker)["clean"] is False
+        assert mpi.wait_for("WorkerExited", worker=worker)["is_clean"] is False
     shutil.rmtree(mpi.directory / "launch-1")  # nobody else removes what mpiexec leaves then

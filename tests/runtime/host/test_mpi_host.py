@@ -7,15 +7,14 @@ import re
 import select
 import signal
 from collections.abc import Iterator
-from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from holdfast.runtime.host.launchers import LAUNCHERS, Launcher, LaunchLine
-from holdfast.runtime.host.mpi_host import LINGERS_S, HostState, MpiHost, MpiLaunch, MpiOrder
-from holdfast.runtime.system.channel import Message
+from holdfast.recovery.event import Event, LaunchEnded
+from holdfast.runtime.host.host_messages import MpiOrder
+from holdfast.runtime.host.launchers import LaunchLine
+from holdfast.runtime.host.mpi_host import LINGERS_S, HostState, MpiHost, MpiLaunch
 from holdfast.runtime.system.processes import wait_all_ended
 from holdfast.runtime.system.reactor import Reactor
 
@@ -129,7 +128,7 @@ class Host:
     """An `MpiHost` whose mpiexec is a script, and what it has told."""
 
     def __init__(self, folder: Path) -> None:
-        self.told: list[Message] = []
+        self.told: list[Event] = []
         self.folder = folder
         self.real = MpiHost(Reactor(), self.told.append, folder)
         self.mpiexec = folder / "mpiexec"
@@ -138,7 +137,9 @@ class Host:
         """Start a launch; return its process id."""
         self.mpiexec.write_text(f"#!/bin/sh\n{script}\n")
         self.mpiexec.chmod(0o755)
-        self.real.begin(generation, MpiOrder(self.mpiexec, ulfm=True), 2, self.folder / "sock")
+        self.real.begin(
+            generation, MpiOrder(self.mpiexec, "Open MPI", ulfm=True), 2, self.folder / "sock"
+        )
         assert self.real.pid is not None
         return self.real.pid
 
@@ -158,7 +159,7 @@ def test_end_of_a_launch_is_told_once_when_workers_and_mpiexec_are_gone(host: Ho
     host.real.poll(1.0, ALL_LEFT)
     host.real.poll(2.0, ALL_LEFT)
 
-    assert host.told == [{"kind": "launch_ended", "generation": 1, "words": ""}]
+    assert host.told == [LaunchEnded()]
     assert not (host.folder / "launch-1").exists()
 
 
@@ -173,7 +174,7 @@ def test_launch_that_is_abandoned_makes_room_for_another_and_is_told_by_nobody(h
     assert host.told == []
     assert wait_all_ended([host.begin("exit 0", generation=2)], BOUND_S) == ()
     host.real.poll(1.0, ALL_LEFT)
-    assert [event["generation"] for event in host.told] == [2]
+    assert host.told == [LaunchEnded()]
 
 
 def test_mpiexec_that_started_no_rank_is_quoted(host: Host) -> None:
@@ -181,7 +182,7 @@ def test_mpiexec_that_started_no_rank_is_quoted(host: Host) -> None:
 
     host.real.poll(0.0, NONE_CAME)
 
-    assert host.told[0]["words"] == "no slots"
+    assert host.told[0] == LaunchEnded("mpiexec started no worker: no slots")
 
 
 def test_mpiexec_that_outlives_workers_that_left_is_killed_after_a_while(host: Host) -> None:
@@ -194,7 +195,7 @@ def test_mpiexec_that_outlives_workers_that_left_is_killed_after_a_while(host: H
 
     assert wait_all_ended([pid], BOUND_S) == ()
     host.real.poll(5.0, ALL_LEFT)
-    assert [told["kind"] for told in host.told] == ["launch_ended"]
+    assert list(map(type, host.told)) == [LaunchEnded]
 
 
 def test_mpiexec_that_outlives_workers_that_died_is_killed_at_once(host: Host) -> None:
@@ -236,14 +237,14 @@ def test_signals_of_batch_systems_do_not_reach_mpiexec(host: Host) -> None:
 
 
 def test_mpiexec_that_is_missing_is_said(host: Host) -> None:
-    order = MpiOrder(host.folder / "nothing", ulfm=True)
+    order = MpiOrder(host.folder / "nothing", "Open MPI", ulfm=True)
     host.real.begin(1, order, 2, host.folder / "sock")
     assert host.real.pid is not None
     assert wait_all_ended([host.real.pid], BOUND_S) == ()
 
     host.real.poll(0.0, NONE_CAME)
 
-    assert "No such file" in host.told[0]["words"]
+    assert "No such file" in host.told[0].reason
 
 
 def test_time_of_an_mpiexec_that_lingers_begins_anew_with_new_workers(host: Host) -> None:
@@ -267,7 +268,7 @@ def test_end_of_a_killed_launch_is_told_as_usual(host: Host) -> None:
     assert wait_all_ended([pid], BOUND_S) == ()
     host.real.poll(0.0, ALL_DIED)
 
-    assert host.told == [{"kind": "launch_ended", "generation": 4, "words": ""}]
+    assert host.told == [LaunchEnded()]
     assert host.real.pid is None
 
 
@@ -278,35 +279,6 @@ def test_launch_has_a_private_directory_and_tells_guards_where_to_go(host: Host)
 
     host.real.poll(0.0, NONE_CAME)
 
-    command, environment = host.told[0]["words"].splitlines()
+    command, environment = host.told[0].reason.splitlines()
     assert re.search(r" -n 2 \S+ -I -S /\S+/guard\.py$", command)
     assert environment == f"{host.folder}/sock 9"
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS.values(), ids=lambda launcher: launcher.library)
-def test_order_names_the_launcher_by_its_library(launcher: Launcher) -> None:
-    fields: dict[str, Any] = {"mpiexec": "/opt/bin/mpiexec", "ulfm": 0, "more": 1}
-
-    order = MpiOrder.of(fields | {"library": launcher.library})
-
-    assert order == MpiOrder(Path("/opt/bin/mpiexec"), ulfm=False, launcher=launcher)
-    assert order.ulfm is False
-
-
-def test_order_names_the_network_between_hosts_and_the_users_settings() -> None:
-    fields: dict[str, Any] = {"mpiexec": "/opt/bin/mpiexec", "ulfm": True, "library": "Open MPI"}
-    more = {"network": "10.1.2.3/16", "mca": [["pml_base_verbose", "10"]]}
-
-    order = MpiOrder.of(fields | more)
-
-    assert order.terms.network == IPv4Network("10.1.0.0/16")
-    assert order.terms.mca == (("pml_base_verbose", "10"),)
-
-
-@pytest.mark.parametrize("missing", ["mpiexec", "ulfm", "library"])
-def test_order_without_a_part_is_an_error(missing: str) -> None:
-    fields: dict[str, Any] = {"mpiexec": "/opt/bin", "ulfm": True, "library": "Open MPI"}
-    del fields[missing]
-
-    with pytest.raises(KeyError, match=missing):
-        MpiOrder.of(fields)

@@ -10,16 +10,22 @@ from types import SimpleNamespace
 import pytest
 from configs import worker_config
 
-from holdfast.runtime.errors import JobError
+from holdfast.recovery.event import (
+    AbandonLaunch,
+    AskToSave,
+    AskToStop,
+    Event,
+    KillLaunch,
+    LaunchEnded,
+    Renew,
+)
 from holdfast.runtime.host.agent import Orders
-from holdfast.runtime.host.mpi_host import MpiOrder
-from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder, Order
 from holdfast.runtime.system.worker_status import RequestFlag
 
 CONFIG = worker_config(7, (7, 8), generation=3)
-MPI = {"mpiexec": "/opt/mpiexec", "library": "Open MPI", "ulfm": True}
-LAUNCH = {"kind": "launch", "config": to_plain(CONFIG), "mpi": MPI, "relaunch": 0, "spent": 0}
+MPI = MpiOrder(Path("/opt/mpiexec"), "Open MPI", ulfm=True)
+LAUNCH = LaunchOrder(CONFIG, MPI)
 
 
 class Agent:
@@ -28,7 +34,7 @@ class Agent:
     def __init__(self) -> None:
         self.done: list[tuple[object, ...]] = []
         self.errors: dict[str, OSError] = {}
-        self.told: list[Message] = []
+        self.told: list[Event] = []
         parts = {part: SimpleNamespace(**self._calls(part)) for part in ("host", "mpi", "watch")}
         parts["host"].launch = parts["host"]
         self.orders = Orders(**parts, tell=self.told.append, socket=Path("/a.sock"))  # type: ignore[arg-type]
@@ -51,32 +57,12 @@ def agent() -> Agent:
 def test_workers_of_a_launch_are_announced_before_mpiexec_is_started(agent: Agent) -> None:
     agent.orders.obey(LAUNCH)
 
-    order = MpiOrder(Path("/opt/mpiexec"), ulfm=True)
     assert agent.done == [
         ("watch begin", 2),
         ("host begin", CONFIG),
-        ("mpi begin", 3, order, 2, Path("/a.sock")),
+        ("mpi begin", 3, MPI, 2, Path("/a.sock")),
     ]
     assert agent.told == []
-
-
-@pytest.mark.parametrize(
-    ("message", "why"),
-    [
-        ({"config": None}, "WorkerConfig is None, not an object"),
-        ({"config": to_plain(CONFIG) | {"generation": -1}}, "generation is -1"),
-        ({"config": to_plain(CONFIG) | {"options": {"workers": 0}}}, "WorkerConfig.options."),
-        ({"mpi": {"mpiexec": "/m", "ulfm": True}}, "library"),
-    ],
-    ids=["no config", "no generation", "no options", "no library"],
-)
-def test_launch_that_makes_no_sense_is_refused_and_nothing_begins(
-    agent: Agent, message: Message, why: str
-) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError, JobError), match=why):
-        agent.orders.obey(LAUNCH | message)
-
-    assert agent.done == []
 
 
 @pytest.mark.parametrize(
@@ -93,57 +79,29 @@ def test_launch_that_the_system_refuses_has_ended(
 
     agent.orders.obey(LAUNCH)
 
-    assert agent.told == [{"kind": "launch_ended", "generation": 3, "words": words}]
+    assert agent.told == [LaunchEnded(f"mpiexec started no worker: {words}")]
     begun = [name for name, *_ in agent.done]
     assert begun[begun.index(part) + 1 :] == [name for (name,) in undone]
+
+
+KILLED = "killed with its launch"
 
 
 @pytest.mark.parametrize(
     ("order", "done"),
     [
-        (
-            {"kind": "kill", "is_urgent": True},
-            [("host kill_all", "killed with its launch", True), ("mpi kill",)],
-        ),
-        (
-            {"kind": "kill"},
-            [("host kill_all", "killed with its launch", False), ("mpi kill",)],
-        ),
-        ({"kind": "request", "what": "save"}, [("host ask_all", RequestFlag.SAVE)]),
-        ({"kind": "request", "what": "stop"}, [("host stop_all",)]),
-        ({"kind": "request", "what": "renew"}, []),
+        (KillLaunch("late", is_urgent=True), [("host kill_all", KILLED, True), ("mpi kill",)]),
+        (KillLaunch("late"), [("host kill_all", KILLED, False), ("mpi kill",)]),
+        (AskToSave(), [("host ask_all", RequestFlag.SAVE)]),
+        (AskToStop(), [("host stop_all",)]),
+        (Renew("2 are left"), [("host ask_all", RequestFlag.STOP)]),
     ],
-    ids=["kill now", "kill", "save", "stop", "renew without a launch"],
 )
-def test_order_reaches_all_workers(agent: Agent, order: Message, done: list[object]) -> None:
+def test_order_reaches_all_workers(agent: Agent, order: Order, done: list[object]) -> None:
     agent.orders.obey(order)
 
     assert agent.done == done
     assert agent.told == []
-
-
-def test_launch_that_makes_room_is_told_so_that_another_one_follows(agent: Agent) -> None:
-    agent.orders.obey(LAUNCH)
-
-    agent.orders.obey({"kind": "request", "what": "renew"})
-
-    assert agent.done[-1] == ("host ask_all", RequestFlag.STOP)
-    assert agent.told == [{"kind": "renewing", "worker": 7}]
-
-
-@pytest.mark.parametrize(
-    ("order", "why"),
-    [
-        ({"kind": "dance"}, "there is no order 'dance'"),
-        (
-            {"kind": "request", "what": "more"},
-            "a worker can be asked to save or to stop, not 'more'",
-        ),
-    ],
-)
-def test_unknown_order_is_refused(agent: Agent, order: Message, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        agent.orders.obey(order)
 
 
 @pytest.mark.parametrize("is_launched", [True, False])
@@ -154,8 +112,7 @@ def test_launch_that_does_not_even_end_when_it_is_killed_is_given_up(
         agent.orders.obey(LAUNCH)
         agent.done.clear()
 
-    agent.orders.obey({"kind": "abandon", "reason": "it hangs"})
+    agent.orders.obey(AbandonLaunch("it hangs"))
 
     assert agent.done == [("host abandon", "it hangs"), ("mpi abandon",)]
-    ended = {"kind": "launch_ended", "generation": 3, "words": ""}
-    assert agent.told == [ended] * is_launched
+    assert agent.told == [LaunchEnded()] * is_launched

@@ -34,13 +34,13 @@ def test_workers_find_modules_imported_but_no_mpi(tmp_path: Path) -> None:
     """NumPy's own threads end at a fork, so they do not keep it out of the pool."""
     several = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
     with agent_running(tmp_path, "--preload", "numpy,mpi4py", environment=several) as harness:
-        harness.wait_for("warm")
+        harness.wait_for("PoolWarmed")
         harness.launch([0], "tell_place")
 
         harness.guard(0)
 
         assert harness.wait_for_report(0, "place")["modules"] == ["numpy", "mpi4py"]
-        assert not any(event["kind"] == "preload_failed" for event in harness.events)
+        assert not any(event["kind"] == "PreloadFailed" for event in harness.events)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_module_that_cannot_be_preloaded_is_left_out(
     tmp_path: Path, module: str, reason: str
 ) -> None:
     with agent_running(tmp_path, "--preload", f"{module},numpy") as harness:
-        failed = harness.wait_for("preload_failed")
-        harness.wait_for("warm")
+        failed = harness.wait_for("PreloadFailed")
+        harness.wait_for("PoolWarmed")
         harness.launch([0], "tell_place")
         harness.guard(0)
 
@@ -82,26 +82,26 @@ def test_worker_that_cannot_import_its_own_modules_reports_it(tmp_path: Path) ->
 
 
 def test_dead_pool_is_replaced_and_its_workers_stay(harness: AgentHarness) -> None:
-    pool = harness.wait_for("warm")["pid"]
+    pool = harness.wait_for("PoolWarmed")["pid"]
     harness.launch([0, 1], "0:leave_when_asked")
     first = harness.guard(0)
     harness.wait_for_report(0, "joined")
 
     os.kill(pool, signal.SIGKILL)
 
-    assert harness.wait_for("pool_restarted")["cause"] == "signal SIGKILL"
-    harness.send("request", what="stop")
+    assert harness.wait_for("PoolRestarted")["cause"] == "signal SIGKILL"
+    harness.send("AskToStop")
     assert first.wait() == 0
     harness.launch([2], "leave", generation=2)
     assert harness.guard(0, generation=2).wait() == 0
 
 
 def test_worker_that_a_dying_pool_owed_comes_from_the_next(harness: AgentHarness) -> None:
-    pool = harness.wait_for("warm")["pid"]
+    pool = harness.wait_for("PoolWarmed")["pid"]
     os.kill(pool, signal.SIGSTOP)
     harness.launch([0, 1], "leave")
     guards = [harness.guard(0), harness.guard(1)]
-    harness.send("request", what="unknown")
+    harness.send("Dance")
     harness.wait_for("refused")  # so the launch was handled too
 
     os.kill(pool, signal.SIGKILL)
@@ -110,40 +110,40 @@ def test_worker_that_a_dying_pool_owed_comes_from_the_next(harness: AgentHarness
 
 
 def test_worker_that_was_killed_before_it_was_made_is_told_so(harness: AgentHarness) -> None:
-    pool = harness.wait_for("warm")["pid"]
+    pool = harness.wait_for("PoolWarmed")["pid"]
     os.kill(pool, signal.SIGSTOP)
     harness.launch([0], "leave")
     guard = harness.guard(0)
-    harness.send("kill")
-    harness.send("request", what="unknown")
+    harness.send("KillLaunch", reason="")
+    harness.send("Dance")
     harness.wait_for("refused")
 
     os.kill(pool, signal.SIGCONT)
 
-    assert harness.wait_for("worker_exited")["cause"] == "killed with its launch"
+    assert harness.wait_for("WorkerExited")["cause"] == "killed with its launch"
     assert guard.wait() == -signal.SIGKILL
 
 
 def test_pool_that_hangs_does_not_keep_its_launch(harness: AgentHarness) -> None:
     """What it was asked for is forgotten, and another pool makes the next launch."""
-    pool = harness.wait_for("warm")["pid"]
+    pool = harness.wait_for("PoolWarmed")["pid"]
     os.kill(pool, signal.SIGSTOP)
     harness.launch([0, 1], "leave")
 
-    harness.send("abandon", reason="it does not end")
+    harness.send("AbandonLaunch", reason="it does not end")
 
     for worker in (0, 1):
-        cause = harness.wait_for("worker_exited", worker=worker)["cause"]
+        cause = harness.wait_for("WorkerExited", worker=worker)["cause"]
         assert cause == "not started: it does not end"
-    harness.wait_for("launch_ended", generation=1)
-    assert harness.wait_for("pool_restarted")["cause"] == "it does not end"
+    harness.wait_for("LaunchEnded")
+    assert harness.wait_for("PoolRestarted")["cause"] == "it does not end"
     assert_ended(pool)
     harness.launch([2], "leave", generation=2)
     assert harness.guard(0, generation=2).wait() == 0
 
 
 def test_pool_dies_with_its_agent(harness: AgentHarness) -> None:
-    pool = harness.wait_for("warm")["pid"]
+    pool = harness.wait_for("PoolWarmed")["pid"]
 
     harness.process.kill()
 
@@ -182,9 +182,9 @@ def test_pool_that_never_gets_warm_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     owner, reactor = _Owner(), Reactor()
     pool = owner.pool(reactor)
 
-    owner.wait_for("pool_lost", reactor)
+    owner.wait_for("PoolLost", reactor)
 
-    assert owner.kinds == ["pool_restarted"] * 5 + ["pool_lost"]
+    assert owner.kinds == ["PoolRestarted"] * 5 + ["PoolLost"]
     assert pool.pid is None
     pool.close()
     reactor.close()
@@ -196,7 +196,7 @@ def test_pool_that_was_given_up_is_tried_again_when_a_worker_is_wanted(
     monkeypatch.setattr(sys, "executable", "/bin/false")
     owner, reactor = _Owner(), Reactor()
     pool = owner.pool(reactor)
-    owner.wait_for("pool_lost", reactor)
+    owner.wait_for("PoolLost", reactor)
 
     pool.request(worker_config(), (0, 0, 0, 0))
 
@@ -219,7 +219,7 @@ def test_system_without_a_process_to_spare_is_tried_again_and_then_given_up(
     for now in range(1, 20):
         pool.poll(float(now))
 
-    assert owner.kinds == ["pool_lost"]
+    assert owner.kinds == ["PoolLost"]
     assert "Resource temporarily unavailable" in owner.events[0]["message"]
     pool.close()
     reactor.close()
@@ -261,7 +261,7 @@ def test_pool_that_owes_an_answer_for_too_long_is_replaced(
     assert owner.kinds == []
 
     pool.poll(1001.0 + limit_s)
-    owner.wait_for("pool_restarted", reactor)
+    owner.wait_for("PoolRestarted", reactor)
 
     assert owner.events[-1]["cause"] == f"without an answer for {limit_s + 1:.0f} s"
     pool.close()

@@ -8,19 +8,20 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from configs import worker_config
 
+from holdfast.recovery.event import CheckpointCommitted, WorkerExited
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.host_messages import Lead
+from holdfast.runtime.host.host_messages import Lead, News
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.pool_process import Forked, PoolSettings
 from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.journal import records_message
+from holdfast.runtime.run.events import HungUp, Notice, WorkerFenced
+from holdfast.runtime.run.journal import RecordedEvent, Records
 from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.saving.save_messages import (
     AskMemory,
@@ -128,7 +129,7 @@ class Host:
     """A host whose time, beats and guards are in the test's hands."""
 
     def __init__(self) -> None:
-        self.events: list[Message] = []
+        self.events: list[News] = []
         self.reactor = Reactor()
         self.streams = Streams()
         self.output = OutputForwarder(self.streams, verbose=True)
@@ -182,7 +183,7 @@ class Host:
     def end(self, worker: int) -> None:
         """Let a worker die, and its end be seen."""
         self._processes[worker].kill()
-        while ("worker_exited", worker) not in self.ends and not self.writer.is_settling:
+        while worker not in self.of_kind(WorkerExited) and not self.writer.is_settling:
             self.reactor.run_once(10.0)
 
     def control(self, worker: int) -> Channel:
@@ -200,14 +201,10 @@ class Host:
 
     @property
     def notices(self) -> list[str]:
-        return [event["report"]["text"] for event in self.events if "report" in event]
+        return [event.text for event in self.events if isinstance(event, Notice)]
 
-    @property
-    def ends(self) -> list[tuple[str, int]]:
-        return [(event["kind"], event["worker"]) for event in self.events if "worker" in event]
-
-    def of_kind(self, kind: str) -> list[Any]:
-        return [event["worker"] for event in self.events if event["kind"] == kind]
+    def of_kind(self, kind: type[WorkerExited | WorkerFenced]) -> list[int]:
+        return [event.worker for event in self.events if isinstance(event, kind)]
 
     def close(self) -> None:
         self.real.close()
@@ -241,17 +238,17 @@ def test_workers_may_wait_for_their_launch_as_long_as_it_takes(host: Host) -> No
 def test_worker_begins_when_it_has_process_and_guard(host: Host) -> None:
     host.guard(1)
 
-    assert host.of_kind("worker_started") == [1]
+    assert [hosted.worker for hosted in host.real.launch.workers if hosted.is_running] == [1]
 
 
 def test_silent_worker_in_training_is_fenced_after_the_timeout(host: Host) -> None:
     host.guard_both(Phase.TRAINING)
 
     host.pass_time(1, 0)
-    assert host.of_kind("worker_fenced") == []
+    assert host.of_kind(WorkerFenced) == []
     host.pass_time(1, 0)
 
-    assert host.of_kind("worker_fenced") == [1]
+    assert host.of_kind(WorkerFenced) == [1]
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.JOINING])
@@ -259,10 +256,10 @@ def test_start_may_take_a_minute(host: Host, phase: Phase) -> None:
     host.guard_both(phase)
 
     host.pass_time(59, 0)
-    assert host.of_kind("worker_fenced") == []
+    assert host.of_kind(WorkerFenced) == []
     host.pass_time(3, 0)
 
-    assert host.of_kind("worker_fenced") == [1]
+    assert host.of_kind(WorkerFenced) == [1]
 
 
 def test_worker_whose_guard_never_comes_is_given_up(host: Host) -> None:
@@ -271,7 +268,7 @@ def test_worker_whose_guard_never_comes_is_given_up(host: Host) -> None:
 
     host.pass_time(62, 0)
 
-    assert host.of_kind("worker_fenced") == [1]
+    assert host.of_kind(WorkerFenced) == [1]
 
 
 def test_agent_that_was_away_accuses_nobody(host: Host) -> None:
@@ -281,23 +278,21 @@ def test_agent_that_was_away_accuses_nobody(host: Host) -> None:
     host.now += 3600.0
     host.real.poll(host.now)
 
-    assert host.of_kind("worker_fenced") == []
+    assert host.of_kind(WorkerFenced) == []
 
 
 def test_end_of_the_last_worker_is_told_once_its_snapshots_are_settled(host: Host) -> None:
     """A relaunch begins with that event, and must find on the disk what memory held."""
     host.end(0)
-    assert host.of_kind("worker_exited") == [0]
+    assert host.of_kind(WorkerExited) == [0]
 
     host.end(1)
-    assert host.of_kind("worker_exited") == [0]
+    assert host.of_kind(WorkerExited) == [0]
     assert not host.real.launch.is_idle
 
     host.writer.settled(30)
-    assert host.of_kind("worker_exited") == [0, 1]
-    assert [event["report"] for event in host.events if event["kind"] == "worker_report"] == [
-        {"kind": "checkpoint", "step": 30}
-    ]
+    assert host.of_kind(WorkerExited) == [0, 1]
+    assert CheckpointCommitted(WorkerId(1), 30) in host.events
     assert host.real.launch.is_idle
 
 
@@ -392,13 +387,15 @@ def test_killed_worker_that_does_not_end_is_written_off(
 
     host.real.launch.kill_all("killed with its launch")
     host.pass_time(UNKILLABLE_AFTER_S)
-    assert host.of_kind("worker_exited") == []
+    assert host.of_kind(WorkerExited) == []
     host.pass_time(1)
 
-    assert host.of_kind("worker_exited") == [0]
+    assert host.of_kind(WorkerExited) == [0]
     host.writer.settled(None)
-    assert host.of_kind("worker_exited") == [0, 1]
-    cause = host.events[-1]["cause"]
+    assert host.of_kind(WorkerExited) == [0, 1]
+    end = host.events[-1]
+    assert isinstance(end, WorkerExited)
+    cause = end.cause
     assert cause.startswith("killed with its launch; process ")
     assert cause.endswith(" does not end")
     assert host.real.launch.is_idle
@@ -412,23 +409,23 @@ def test_launch_that_is_abandoned_is_over_although_its_processes_hang(
 
     host.real.launch.abandon("it does not end")
 
-    assert host.of_kind("worker_exited") == [0, 1]
+    assert host.of_kind(WorkerExited) == [0, 1]
     assert host.real.launch.is_idle
     assert host.writer.replaced == ["it does not end"]
     assert host.pool.abandoned == ["it does not end"]
 
 
 def test_records_are_passed_on_with_the_name_of_their_process(host: Host) -> None:
-    message = records_message([("epoch", {"step": 3})])
+    records = Records((RecordedEvent.of(HungUp()),))
 
-    host.control(1).send(message)
+    host.control(1).send(to_message(records))
     while not host.events:
         host.reactor.run_once(10.0)
-    host.writer.tell(message)
+    host.writer.tell(records)
 
     assert host.events == [
-        {**message, "source": "worker 1"},
-        {**message, "source": "snapshot writer"},
+        replace(records, source="worker 1"),
+        replace(records, source="snapshot writer"),
     ]
 
 
@@ -447,6 +444,7 @@ def test_worker_that_no_descriptor_is_left_for_is_given_up(
     monkeypatch.undo()
 
     exited = host.events[-1]
-    assert (exited["kind"], exited["worker"], exited["generation"]) == ("worker_exited", 1, 2)
-    assert exited["cause"] == "not started: it cannot be watched: [Errno 24] Too many open files"
+    assert isinstance(exited, WorkerExited)
+    assert (exited.worker, exited.generation) == (1, 2)
+    assert exited.cause == "not started: it cannot be watched: [Errno 24] Too many open files"
     assert process.wait() == -signal.SIGKILL

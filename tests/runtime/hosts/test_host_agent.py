@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from configs import worker_config
 
+from holdfast.recovery.event import WorkerExited
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import (
     BeginLaunch,
     Down,
-    Exited,
     KillWorker,
     LetBegin,
     MakeWorkers,
@@ -110,9 +110,8 @@ class Far:
     def take(self, lines: list[Message]) -> None:
         """Let as much output come as has been read, as a head does."""
         for line in lines:
-            found = line["event"] if line["kind"] == "Told" else line
-            if found["kind"] in ("Output", "logged"):
-                self.channel.send({"kind": "Taken", "size_bytes": len(found["lines"])})
+            if line["kind"] in ("Output", "Logged"):
+                self.channel.send({"kind": "Taken", "size_bytes": len(line["lines"])})
 
     def wait_for_up(self, kind: type[Up], **expected: Any) -> Any:
         """Return the first message of a kind with such fields."""
@@ -154,9 +153,9 @@ class Far:
         self.tell(LetBegin(config.generation, WorkerId(number), {}, str(self.directory)))
 
         def is_joined(line: Message) -> bool:
-            return line["kind"] == "Reported" and line["report"]["kind"] == "joined"
+            return line["kind"] == "Notice" and '"joined"' in line["text"]
 
-        return int(self.wait_for(is_joined)["report"]["pid"])
+        return int(json.loads(self.wait_for(is_joined)["text"])["report"]["pid"])
 
 
 @pytest.fixture
@@ -186,9 +185,9 @@ def test_worker_lives_and_dies_by_messages_and_its_words_are_mirrored(
 
     far.wait_for(has_step)
     far.tell(KillWorker(worker_config().generation, WorkerId(1), "the head says so"))
-    event = far.wait_for_up(Exited, worker=1).event
+    event = far.wait_for_up(WorkerExited, worker=1)
 
-    assert (event["cause"], event["status"], event["step"]) == ("the head says so", -9, 41)
+    assert (event.cause, event.step) == ("the head says so", 41)
 
 
 def test_output_of_a_host_travels_as_messages(start: Callable[..., Far]) -> None:
@@ -214,7 +213,7 @@ def test_all_that_is_told_overtakes_output_that_the_head_has_not_taken(
     for _ in range(3):
         far.ping()
         far.wait_until_heard()
-    far.wait_for(lambda line: line["kind"] == "Exited", pings=False)
+    far.wait_for(lambda line: line["kind"] == "WorkerExited", pings=False)
     # What was in the worker's pipe at its end may come after that.
     far.wait_for(lambda _: len("".join(far.output())) >= len(printed), pings=False)
 
@@ -225,7 +224,7 @@ def test_all_that_is_told_overtakes_output_that_the_head_has_not_taken(
     assert pongs == [*range(pongs[0], far.pings + 1)]
     # The agent has read the last ping, so it had answered the one before.
     before_pong = kinds[: numbers.index(far.pings - 1)].count("Output")
-    before_end = kinds[: kinds.index("Exited")].count("Output")
+    before_end = kinds[: kinds.index("WorkerExited")].count("Output")
     assert max(before_pong, before_end) < len(far.output()) / 2
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.recovery.event import WorkerCompleted
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options import run_terms
 from holdfast.runtime.options.job_options import JobOptions
@@ -22,8 +24,7 @@ from holdfast.runtime.options.run_terms import (
     refuse_other_program,
     script_terms,
 )
-from holdfast.runtime.run.entries import record
-from holdfast.runtime.run.events import Completed, JobEnded
+from holdfast.runtime.run.events import JobEnded, JobStarted, Step
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
@@ -41,7 +42,7 @@ def _train(options: JobOptions) -> None:
     assert record is not None
     path, run_id = directory.journal_path, record.run_id
     with contextlib.closing(Journal(path, run_id=run_id, source="worker 0")) as journal:
-        journal.record("step", step=1)
+        journal.record(Step(1, 1, 0.1, 8, 1))
 
 
 def test_checkpoints_without_the_record_of_their_run_are_not_given_to_a_new_one(
@@ -396,11 +397,10 @@ def completed(options: JobOptions, exit_code: int = 0) -> JobOptions:
     with contextlib.closing(
         Journal(options.run_dir / "journal.jsonl", run_id=run.run_id, source="head")
     ) as journal:
-        journal.record(
-            "job_started", workers=2, terms=script_terms(options, Program.of(options.script))
-        )
-        record(journal, Completed(9, "ab12", epochs=1, metrics=None, validation=None))
-        record(journal, JobEnded(exit_code=exit_code, reason="completed step 9"))
+        terms = script_terms(options, Program.of(options.script))
+        journal.record(JobStarted(2, None, None, None, None, None, None, terms=terms))
+        journal.record(WorkerCompleted(WorkerId(0), 9, "ab12", epochs=1))
+        journal.record(JobEnded(exit_code=exit_code, reason="completed step 9"))
     return dataclasses.replace(options, seed=run.seed, microbatches=run.microbatches)
 
 

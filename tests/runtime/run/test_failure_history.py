@@ -7,9 +7,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from journal_entries import entry, line
 
 from holdfast.recovery.placement import REMEMBERED_S
 from holdfast.recovery.schedule import FailureHistory
+from holdfast.runtime.run.checkpoint_events import Checkpoint, Rejected
+from holdfast.runtime.run.events import JobStarted, Relaunch, Restored
 from holdfast.runtime.run.failure_history import (
     HistoryReader,
     RunHistory,
@@ -24,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def lines(*events: tuple[str, float]) -> list[bytes]:
-    return [json.dumps({"event": name, "now": now}).encode() + b"\n" for name, now in events]
+    return [json.dumps(line(name, now)).encode() + b"\n" for name, now in events]
 
 
 def history(path: Path, journal: list[bytes]) -> FailureHistory:
@@ -62,7 +65,7 @@ def test_history_is_told_by_jobs_and_relaunches(
 
 
 def test_renewal_is_no_failure(path: Path) -> None:
-    renewal = {"event": "relaunch", "now": 2.0, "is_renewal": True}
+    renewal = line("relaunch", 2.0, is_renewal=True)
     journal = [*lines(("job_started", 1.0)), json.dumps(renewal).encode() + b"\n"]
 
     assert history(path, journal) == FailureHistory(1.0, 0)
@@ -77,7 +80,8 @@ def test_torn_lines_tell_nothing(path: Path) -> None:
 
 
 def test_order_of_the_fields_makes_no_difference(path: Path) -> None:
-    journal = [b'{"now": 1.0, "event": "job_started"}\n', b'{"now": 2.0, "event": "relaunch"}\n']
+    found = line("job_started", 1.0), line("relaunch", 2.0)
+    journal = [json.dumps(dict(reversed(one.items()))).encode() + b"\n" for one in found]
 
     assert history(path, journal) == FailureHistory(1.0, 1)
 
@@ -92,7 +96,7 @@ def test_marks_are_those_that_a_journal_writes(path: Path) -> None:
     reader = HistoryReader(path)
     assert reader.read() == FailureHistory()
     journal = Journal(path, run_id="r", source="head")
-    for event in ("job_started", "relaunch", "relaunch"):
+    for event in (JobStarted(2, 0, 2, 0, 1, "a.py", ()), *[Relaunch("lost", (2, 3), 1)] * 2):
         journal.record(event)
     journal.close()
 
@@ -117,9 +121,9 @@ def test_disk_that_hangs_costs_only_the_newest_history(
 
 def test_newest_checkpoint_is_that_of_the_last_record(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    lines = [{"event": "checkpoint", "step": step, "now": 1.0} for step in (300, 390, 120)]
-    more = {"event": "checkpoint_failed", "step": 400, "now": 2.0}
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in (*lines, more)))
+    lines = [line("checkpoint", 1.0, step=step) for step in (300, 390, 120)]
+    more = line("checkpoint_failed", 2.0, step=400)
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in (*lines, more)))
     reader = HistoryReader(path)
     assert reader.history.saved_step is None
 
@@ -131,14 +135,14 @@ def test_newest_checkpoint_is_that_of_the_last_record(tmp_path: Path) -> None:
 def test_history_of_a_running_job_goes_on_from_what_was_before(path: Path) -> None:
     """The head counts the records as they pass, up to the moment of each launch."""
     history = RunHistory(FailureHistory(30.0, 1, (40,)), began=100.0)
-    for record in (
-        {"event": "step", "now": 110.0, "step": 3},
-        {"event": "relaunch", "now": 120.0},
-        {"event": "rejected", "now": 121.0, "step": 50},
-        {"event": "restored", "now": 122.0, "step": 40},
-        {"event": "checkpoint", "now": 123.0, "step": 60},
+    for found in (
+        entry("step", 110.0, step=3),
+        entry("relaunch", 120.0),
+        entry("rejected", 121.0, step=50),
+        entry("restored", 122.0, step=40),
+        entry("checkpoint", 123.0, step=60),
     ):
-        history.saw(record)
+        history.count(found)
 
     assert history.at(130.0) == FailureHistory(60.0, 2, (50,))
     assert history.saved_step == 60
@@ -147,9 +151,9 @@ def test_history_of_a_running_job_goes_on_from_what_was_before(path: Path) -> No
 def test_rejected_step_is_remembered_until_it_is_saved_or_restored(path: Path) -> None:
     journal = Journal(path, run_id="r", source="worker 0")
     for step in (10, 20, 30, 40, 50):
-        journal.record("rejected", step=step, reason="a byte")
-    journal.record("checkpoint", step=20, seconds=1.0, bytes=1)
-    journal.record("restored", step=30, generation=1)
+        journal.record(Rejected(step, "a byte"))
+    journal.record(Checkpoint(20, 1.0, 1, 1))
+    journal.record(Restored(30, 1))
     journal.close()
 
     assert HistoryReader(path).read().rejected == (10, 40, 50)

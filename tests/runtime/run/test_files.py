@@ -20,6 +20,7 @@ from holdfast.runtime.commands.main import main
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.head.job_setup import open_journal
 from holdfast.runtime.run import files
+from holdfast.runtime.run.checkpoint_events import Rejected
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.files import (
     BoundedCalls,
@@ -240,16 +241,16 @@ def test_journal_that_is_exchanged_while_a_job_runs_loses_lines_and_raises_nothi
     path.unlink()
     plant(path, target)
 
-    journal.record("step", step=1)
-    journal.record("step", step=2)
+    journal.record(Rejected(1, "a byte"))
+    journal.record(Rejected(2, "a byte"))
 
     assert is_untouched(path, target)
     assert [complaint in record.getMessage() for record in caplog.records] == [True]
     path.unlink()
-    journal.record("step", step=3)
+    journal.record(Rejected(3, "a byte"))
     journal.close()
     events = [record["event"] for record in read_journal(path)]
-    assert events == ["journal_gap", "step"]
+    assert events == ["journal_gap", "rejected"]
 
 
 def test_what_a_killed_writer_has_left_is_taken_by_the_next_one(tmp_path: Path) -> None:

@@ -16,19 +16,22 @@ from whole_save import save
 
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.run.checkpoint_events import Checkpoint, Rejected, StorageDowngrade
+from holdfast.runtime.run.events import FaultStruck, HungUp, Launch, Step
 from holdfast.runtime.run.journal import (
     TAIL_BYTES,
     Journal,
     JournalReader,
     Record,
+    RecordedEvent,
+    Records,
     SentRecords,
-    line_of,
     next_generation,
     parse_line,
     read_journal,
-    stamped,
 )
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.system.messages import MessageKinds
 
 SOON_S = 0.2
 
@@ -38,6 +41,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.jsonl"
 
 
+def applied(number: int) -> Step:
+    return Step(number, 1, 0.5, 8, 1)
+
+
 def _journal(path: Path, source: str = "head") -> Journal:
     return Journal(path, run_id="r1", source=source)
 
@@ -45,7 +52,7 @@ def _journal(path: Path, source: str = "head") -> Journal:
 def test_record_carries_its_fields_and_who_wrote_it_when(path: Path) -> None:
     journal = _journal(path, "worker 3")
 
-    journal.record("step", step=7, seconds=0.5)
+    journal.record(applied(7))
     journal.close()
 
     (record,) = read_journal(path)
@@ -63,8 +70,8 @@ def test_record_carries_its_fields_and_who_wrote_it_when(path: Path) -> None:
 def test_monotonic_time_of_records_never_goes_back(path: Path) -> None:
     journal = _journal(path)
 
-    for step in range(20):
-        journal.record("step", step=step)
+    for number in range(20):
+        journal.record(applied(number))
     journal.close()
 
     times = [record["now"] for record in read_journal(path)]
@@ -74,14 +81,15 @@ def test_monotonic_time_of_records_never_goes_back(path: Path) -> None:
 def test_events_that_are_recorded_together_come_one_after_the_other(path: Path) -> None:
     journal = _journal(path)
 
-    journal.record("job_started", workers=2)
-    journal.record_all([("step", {"step": 1, "now": 0.25}), ("epoch", {"epoch": 1})])
+    now = time.monotonic()
+    journal.record(HungUp())
+    journal.record_all([(applied(1), now - 0.25), (StorageDowngrade("odd"), now)])
     journal.record_all([])
     journal.close()
 
-    begun, step, epoch = read_journal(path)
-    assert [record["event"] for record in (begun, step, epoch)] == ["job_started", "step", "epoch"]
-    assert (step["step"], step["now"], epoch["epoch"]) == (1, 0.25, 1)
+    found = read_journal(path)
+    assert [one["event"] for one in found] == ["hung_up", "step", "storage_downgrade"]
+    assert (found[1]["step"], found[1]["now"]) == (1, pytest.approx(now - 0.25))
 
 
 def test_records_of_another_process_are_sent_with_their_age(
@@ -93,33 +101,36 @@ def test_records_of_another_process_are_sent_with_their_age(
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
 
-    records.record("step", step=7, loss=np.float32(0.5), places={2, 1})
-    records.record_all([("epoch", {"now": now - 3.0, "epoch": 1}), ("step", {"now": now + 1.0})])
+    records.record(FaultStruck("kill", 2, 7, "vote"))
+    records.record_all([(HungUp(), now - 3.0), (StorageDowngrade("odd"), now + 1.0)])
 
-    first, both = sent
-    fields = {"step": 7, "loss": 0.5, "places": [1, 2]}
-    assert first == {"kind": "records", "records": [["step", fields, 0.0]]}
-    assert both["records"] == [["epoch", {"epoch": 1}, pytest.approx(3.0)], ["step", {}, 0.0]]
-    json.dumps(sent)
+    first, both = (MessageKinds(Records).decode(json.loads(json.dumps(one))) for one in sent)
+    assert [(one.name, one.age_s) for one in (*first.events, *both.events)] == [
+        ("fault", 0.0),
+        ("hung_up", pytest.approx(3.0)),
+        ("storage_downgrade", 0.0),
+    ]
+    assert json.loads(first.events[0].fields)["worker"] == 2
 
 
-def test_stamp_tells_when_it_was_by_both_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_tells_when_it_was_by_both_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 50.0)
     monkeypatch.setattr(time, "time", lambda: 1000.0)
+    stamp = {"now": 47.0, "time": 997.0, "run_id": "r1", "source": "worker 2"}
 
-    record = stamped("step", {"step": 7}, 3.0, {"run_id": "r1", "source": "worker 2"})
+    lines = [
+        RecordedEvent.of(event, 3.0).line("r1", "worker 2") for event in (HungUp(), applied(7))
+    ]
 
-    assert record == {
-        "event": "step", "now": 47.0, "time": 997.0,
-        "run_id": "r1", "source": "worker 2", "step": 7,
-    }  # fmt: skip
-    assert parse_line(line_of(record).encode()) == record
+    found = list(map(json.loads, lines))
+    assert found[0] == {"event": "hung_up", **stamp}
+    assert found[1].items() >= {"event": "step", "step": 7, **stamp}.items()
 
 
 def test_second_journal_appends_to_the_first(path: Path) -> None:
     for source in ("head", "worker 0"):
         journal = _journal(path, source)
-        journal.record("hello")
+        journal.record(HungUp())
         journal.close()
 
     assert [record["source"] for record in read_journal(path)] == ["head", "worker 0"]
@@ -127,11 +138,11 @@ def test_second_journal_appends_to_the_first(path: Path) -> None:
 
 def test_journal_that_somebody_removes_is_begun_again(path: Path) -> None:
     journal = _journal(path)
-    journal.record("step", step=1)
+    journal.record(applied(1))
     path.unlink()
 
-    journal.record("step", step=2)
-    journal.record("step", step=3)
+    journal.record(applied(2))
+    journal.record(applied(3))
     journal.close()
 
     assert [record["step"] for record in read_journal(path)] == [2, 3]
@@ -144,7 +155,7 @@ def test_journal_makes_no_directory_again(path: Path) -> None:
     (folder / path.name).unlink()
     folder.rmdir()
 
-    journal.record("step", step=2)
+    journal.record(applied(2))
     journal.close()
 
     assert not folder.exists()
@@ -160,7 +171,7 @@ def test_journal_that_was_moved_goes_on_where_another_run_has_its_place(path: Pa
     record = RunRecord("0" * 16, FORMAT, 1.5, microbatches=4, seed=0, threads=1)
     RunDirectory(folder).create_record(record)
 
-    journal.record("step", step=1)
+    journal.record(applied(1))
     journal.close()
 
     assert [record["event"] for record in read_journal(moved / path.name)] == ["step"]
@@ -176,8 +187,8 @@ def test_journal_of_another_run_that_took_the_directory_gets_no_line(
     RunDirectory(path.parent).create_record(other)
     theirs = Journal(path, run_id="other", source="head")
 
-    journal.record("step", step=7)
-    theirs.record("step", step=1)
+    journal.record(applied(7))
+    theirs.record(applied(1))
 
     assert [record["run_id"] for record in read_journal(path)] == ["other"]
     assert "belongs to run other now" in caplog.text
@@ -201,9 +212,9 @@ def test_journal_whose_file_system_is_gone_loses_lines_and_raises_nothing(path: 
     folder.rmdir()
     folder.parent.rmdir()
 
-    journal.record("step", step=1)
+    journal.record(applied(1))
     folder.mkdir(parents=True)
-    journal.record("step", step=2)
+    journal.record(applied(2))
     journal.close()
 
     records = read_journal(folder / path.name)
@@ -215,19 +226,19 @@ def test_journal_whose_file_system_hangs_stops_nobody(
 ) -> None:
     """The server of a network file system is gone, and comes back."""
     journal = _journal(path)
-    journal.record("step", step=1)
+    journal.record(applied(1))
     monkeypatch.setattr(journal._calls, "_waits_s", SOON_S)
     is_back = threading.Event()
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, line: is_back.wait(60) and write(fd, line))
 
     for step in range(2, 50):
-        journal.record("step", step=step)
+        journal.record(applied(step))
     assert [record["step"] for record in read_journal(path)] == [1]
     assert caplog.text.count("its file system hangs") == 1
 
     is_back.set()
-    journal.record("step", step=50)
+    journal.record(applied(50))
     while (steps := [record["step"] for record in read_journal(path)])[-1] < 50:
         pass
     journal.close()
@@ -244,13 +255,13 @@ def test_journal_whose_descriptor_fails_is_opened_again(
 ) -> None:
     """A server has restarted, say: the file is still there."""
     journal = _journal(path)
-    journal.record("step", step=1)
+    journal.record(applied(1))
     broken, fstat, close = journal._file._fd, os.fstat, os.close
     monkeypatch.setattr(os, "fstat", lambda fd: _fail(number) if fd == broken else fstat(fd))
     monkeypatch.setattr(os, "close", lambda fd: (close(fd), _fail(number)))
 
-    journal.record("step", step=2)
-    journal.record("step", step=3)
+    journal.record(applied(2))
+    journal.record(applied(3))
     journal.close()
     monkeypatch.undo()  # the number is another file's by now
 
@@ -264,10 +275,10 @@ def test_journal_whose_file_system_fails_loses_lines_and_raises_nothing(
     journal = _journal(path)
     with monkeypatch.context() as failing:
         failing.setattr(os, "fstat", lambda _: _fail(number))
-        journal.record("step", step=1)
-        journal.record("step", step=2)
+        journal.record(applied(1))
+        journal.record(applied(2))
 
-    journal.record("step", step=3)
+    journal.record(applied(3))
     journal.close()
 
     gap, step = read_journal(path)
@@ -279,12 +290,12 @@ def test_journal_that_is_removed_on_another_machine_is_begun_again(
 ) -> None:
     """NFS tells this host only that its descriptor is stale."""
     journal = _journal(path)
-    journal.record("step", step=1)
+    journal.record(applied(1))
     stale, fstat = journal._file._fd, os.fstat
     monkeypatch.setattr(os, "fstat", lambda fd: _fail(errno.ESTALE) if fd == stale else fstat(fd))
     path.unlink()
 
-    journal.record("step", step=2)
+    journal.record(applied(2))
     journal.close()
     monkeypatch.undo()  # the number is another file's by now
 
@@ -295,8 +306,8 @@ def test_lines_of_many_threads_and_journals_stay_whole(path: Path) -> None:
     journals = [_journal(path, f"worker {index}") for index in range(4)]
 
     def write(journal: Journal) -> None:
-        for step in range(50):
-            journal.record("step", step=step, padding="x" * 3000)
+        for number in range(50):
+            journal.record(Rejected(number, "x" * 3000))
 
     threads = [threading.Thread(target=write, args=(journal,)) for journal in journals * 2]
     for thread in threads:
@@ -317,7 +328,7 @@ def test_lines_of_many_threads_and_journals_stay_whole(path: Path) -> None:
 )
 def test_reader_skips_what_is_no_record(path: Path, torn: bytes) -> None:
     journal = _journal(path)
-    journal.record("step", step=1)
+    journal.record(applied(1))
     journal.close()
 
     with path.open("ab") as file:
@@ -330,8 +341,8 @@ def test_line_after_a_torn_one_is_not_lost(path: Path) -> None:
     path.write_bytes(b'{"event": "step", "st')
 
     journal = _journal(path)
-    journal.record("step", step=2)
-    journal.record("step", step=3)
+    journal.record(applied(2))
+    journal.record(applied(3))
     journal.close()
 
     assert [record["step"] for record in read_journal(path)] == [2, 3]
@@ -340,11 +351,11 @@ def test_line_after_a_torn_one_is_not_lost(path: Path) -> None:
 def test_line_that_another_process_has_torn_takes_no_other_line_with_it(path: Path) -> None:
     """As on a full disk, while both have the file open."""
     journal, other = _journal(path), _journal(path, "worker 0")
-    other.record("step", step=1)
+    other.record(applied(1))
     with path.open("ab") as file:
         file.write(b'{"event": "st')
 
-    journal.record("step", step=2)
+    journal.record(applied(2))
     journal.close()
     other.close()
 
@@ -355,12 +366,11 @@ def test_values_that_json_lacks_are_recorded_as_what_they_stand_for(path: Path) 
     import numpy as np
 
     journal = _journal(path)
-    journal.record("step", loss=np.float32(0.5), step=np.int64(3), where=Path("/a"), lost={2, 1})
+    journal.record(Checkpoint(np.int64(3), np.float32(0.5), 1, Path("/a")))  # type: ignore[arg-type]
     journal.close()
 
     (record,) = read_journal(path)
-    assert (record["loss"], record["step"], record["where"]) == (0.5, 3, "/a")
-    assert record["lost"] == [1, 2]
+    assert (record["seconds"], record["step"], record["generation"]) == (0.5, 3, "/a")
 
 
 def test_full_file_system_loses_lines_but_not_the_job(
@@ -368,13 +378,13 @@ def test_full_file_system_loses_lines_but_not_the_job(
 ) -> None:
     """Training goes on, one warning is given, and the gap is recorded once there is room."""
     journal = _journal(path)
-    journal.record("step", step=1)
+    journal.record(applied(1))
 
     with monkeypatch.context() as full:
         full.setattr(os, "write", _no_space)
-        journal.record("step", step=2)
-        journal.record("step", step=3)
-    journal.record("step", step=4)
+        journal.record(applied(2))
+        journal.record(applied(3))
+    journal.record(applied(4))
     journal.close()
 
     records = read_journal(path)
@@ -399,8 +409,8 @@ def test_short_write_of_several_lines_loses_those_that_were_not_taken(
 
     with monkeypatch.context() as nearly_full:
         nearly_full.setattr(os, "write", take_most)
-        journal.record_all([("step", {"step": step}) for step in (1, 2, 3)])
-    journal.record("step", step=4)
+        journal.record_all([(applied(number), 0.0) for number in (1, 2, 3)])
+    journal.record(applied(4))
     journal.close()
 
     assert len(taken) == 1, "the lines of a message are one piece"
@@ -414,8 +424,8 @@ def test_short_write_tears_only_its_own_line(path: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as nearly_full:
         nearly_full.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
-        journal.record("step", step=1)
-    journal.record("step", step=2)
+        journal.record(applied(1))
+    journal.record(applied(2))
     journal.close()
 
     records = read_journal(path)
@@ -495,12 +505,12 @@ def test_close_waits_for_a_slow_file_system_and_ends_the_thread(
     monkeypatch.setattr(os, "write", lambda fd, line: is_back.wait(60) and write(fd, line))
     # The server answers once the process waits for it.
     monkeypatch.setattr(journal._calls, "close", lambda _: (is_back.set(), wait(60)))
-    for event in ("completed", "job_ended"):
+    for event in (HungUp(), applied(1)):
         journal.record(event)
 
     journal.close()
 
-    assert [record["event"] for record in read_journal(path)] == ["completed", "job_ended"]
+    assert [record["event"] for record in read_journal(path)] == ["hung_up", "step"]
     assert journal._calls._thread is not None
     assert not journal._calls._thread.is_alive()
 
@@ -512,7 +522,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 def write_journal(directory: RunDirectory, generation: int) -> None:
     journal = Journal(directory.journal_path, run_id="r", source="head")
-    journal.record("launch", generation=generation)
+    journal.record(Launch(generation, (), 0))
     journal.close()
 
 

@@ -19,6 +19,7 @@ from holdfast.checkpoint.errors import TRANSIENT
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, RunUnreadable, UsageError
 from holdfast.runtime.head.batch_job import ChainFile
 from holdfast.runtime.run import files
+from holdfast.runtime.run.checkpoint_events import Rejected
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.files import refusal
 from holdfast.runtime.run.find_run import no_run
@@ -484,8 +485,8 @@ def test_journal_loses_lines_and_raises_nothing(
     journal = Journal(path, run_id=RECORD.run_id, source="client")
     with monkeypatch.context() as broken:
         broken.setattr(os, call, _fail(number))
-        journal.record("step", step=1)
-    journal.record("step", step=2)
+        journal.record(Rejected(1, "a byte"))
+    journal.record(Rejected(2, "a byte"))
     journal.close()
 
     assert b'"step": 2' in path.read_bytes()

@@ -13,6 +13,7 @@ from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run.stored_run import StoredRun
@@ -67,7 +68,7 @@ def test_step_that_the_journal_knows_of_was_removed(tmp_path: Path) -> None:
     directory.create_record(record)
     journal = Journal(directory.journal_path, run_id="0a1b", source="snapshot writer")
     for step in (10, 20):
-        journal.record("checkpoint", step=step, seconds=0.5, bytes=9)
+        journal.record(Checkpoint(step, 0.5, 9, 1))
     journal.close()
 
     with pytest.raises(UsageError) as caught:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.run.journal import JournalFile, line_of, read_journal, stamped
+from holdfast.runtime.run.journal import JournalFile, line_of, read_journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run.trace import TracePiece
@@ -40,7 +40,8 @@ RECORD = RunRecord("r", FORMAT, 0.0, microbatches=2, seed=0, threads=1)
 
 
 def line(event: str, **fields: Any) -> str:
-    return line_of(stamped(event, fields, 0.0, {"run_id": "r", "source": "head"}))
+    stamp = {"event": event, "now": 0.0, "time": 0.0, "run_id": "r", "source": "head"}
+    return line_of({**stamp, **fields})
 
 
 CHECKED = Written("CheckDirectory", 1)

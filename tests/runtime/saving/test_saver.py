@@ -21,6 +21,7 @@ from local_communicator import LocalCommunicator
 from simulation import STEPS, Launch, LazyExecutor, SimulatedJob, wait_for_nothing
 
 from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.event import CheckpointCommitted
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import Bit, Outcome
 from holdfast.recovery.world import WorkerId, World
@@ -139,7 +140,7 @@ class SavingWorker:
 
     @property
     def kinds(self) -> list[str]:
-        return [told["kind"] for told in self.told if told["kind"] != "checkpoint"]
+        return [told["kind"] for told in self.told if told["kind"] != CheckpointCommitted.__name__]
 
     @property
     def tickets(self) -> list[SaveTicket]:

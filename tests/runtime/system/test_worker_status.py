@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.recovery.event import WorkInHand
 from holdfast.runtime.system.worker_status import (
     MOST_IDS,
     MOST_PROGRESS_BYTES,
@@ -18,7 +19,6 @@ from holdfast.runtime.system.worker_status import (
     RequestFlag,
     StatusChanges,
     WorkerStatus,
-    WorkInHand,
     Writer,
     pulse_interval_s,
 )

@@ -13,10 +13,14 @@ from local_communicator import LocalCommunicator
 from rounds_callback_host import RoundsCallbackHost
 from simulation import STEPS, TinyReplica, data
 
+from holdfast.recovery.event import WorkerCompleted, WorkerStopped
 from holdfast.recovery.reduction import FloatVector
 from holdfast.runtime.errors import ExitCode, NoMoreTraining, ProgramError, StopRequested
 from holdfast.runtime.model.replica import Microbatch
+from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.worker_reports import TrainingBegun, TrainingFailed
 from holdfast.runtime.system.worker_status import Phase, RequestFlag, WorkerStatus
 from holdfast.runtime.training import stages as stages_module
 from holdfast.runtime.training.progress import RepairCount
@@ -63,8 +67,8 @@ class Script:
     def train(self, replica: Any = None, request: TrainingRequest = REQUEST) -> StageEnd:
         return self.stages.train(request, lambda job, context: replica or TinyReplica())
 
-    def heard(self, kind: str) -> list[dict[str, object]]:
-        return [report for report in self.told if report["kind"] == kind]
+    def heard(self, kind: type) -> list[dict[str, object]]:
+        return [report for report in self.told if report["kind"] == kind.__name__]
 
     def close(self) -> None:
         self._journal.close()
@@ -92,8 +96,8 @@ def test_training_begins_at_the_step_at_which_the_one_before_has_ended(script: S
 
     assert [first.cursor.step, second.cursor.step] == [STEPS, 2 * STEPS]
     assert script.stages.stage == Stage(3, 2 * STEPS)
-    assert [told["number"] for told in script.heard("training")] == [1, 2]
-    assert [told["step"] for told in script.heard("complete")] == [STEPS, 2 * STEPS]
+    assert [told["number"] for told in script.heard(TrainingBegun)] == [1, 2]
+    assert [told["step"] for told in script.heard(WorkerCompleted)] == [STEPS, 2 * STEPS]
     assert script.page.phase is Phase.CONCLUDING
 
 
@@ -112,7 +116,7 @@ def test_script_that_is_run_again_gets_its_trainings_without_an_update(
 
 def test_end_of_a_training_has_the_metrics_of_its_last_epoch(script: Script) -> None:
     end = script.train()
-    (told,) = script.heard("complete")
+    (told,) = script.heard(WorkerCompleted)
 
     assert (set(end.metrics), set(end.validation)) == ({"loss"}, {"loss"})
     assert end.metrics != end.validation
@@ -142,8 +146,8 @@ def test_training_that_no_worker_can_begin_is_the_scripts_own_trouble(
 
     assert (first.cursor.step, last.cursor.step) == (STEPS, 2 * STEPS)
     assert (phase, contexts.failure()) == (Phase.CONCLUDING, None)
-    assert [told["number"] for told in script.heard("training")] == [1, 2, 3]
-    assert [told["step"] for told in script.heard("complete")] == [STEPS, 2 * STEPS]
+    assert [told["number"] for told in script.heard(TrainingBegun)] == [1, 2, 3]
+    assert [told["step"] for told in script.heard(WorkerCompleted)] == [STEPS, 2 * STEPS]
     assert restored.sha256 == last.sha256
 
 
@@ -203,7 +207,7 @@ def test_error_of_callbacks_ends_a_training_and_is_raised_again_if_the_script_we
     for end in (ends[0], restored[0]):
         assert (str(end.error), 0 < end.cursor.step < STEPS) == ("no good trial", True)
     assert [end.sha256 for end in restored] == [end.sha256 for end in ends]
-    assert script.heard("complete")[0]["error"] == "ValueError: no good trial"
+    assert script.heard(WorkerCompleted)[0]["error"] == "ValueError: no good trial"
     assert ends[1].cursor.step == ends[0].cursor.step + STEPS
     assert ends[1].error is None
 
@@ -217,9 +221,9 @@ def test_training_that_failed_is_followed_by_no_other(script: Script) -> None:
         script.train()
 
     assert refused.value.__cause__ is contexts.failure() is failed.value
-    (told,) = script.heard("training_failed")
+    (told,) = script.heard(TrainingFailed)
     assert told["error"] == "ValueError: no such column"
-    assert len(script.heard("training")) == 1
+    assert len(script.heard(TrainingBegun)) == 1
 
 
 def test_error_that_no_message_holds_is_cut(
@@ -229,7 +233,7 @@ def test_error_that_no_message_holds_is_cut(
     with pytest.raises(ValueError, match="begin"):
         script.train(Broken())
 
-    (told,) = script.heard("training_failed")
+    (told,) = script.heard(TrainingFailed)
     assert told["error"].startswith("ValueError: begin")
     assert len(told["error"]) < 100_000
 
@@ -243,8 +247,8 @@ def test_training_that_was_stopped_ends_every_later_one_in_the_same_way(script: 
         script.train()
 
     assert again.value is stopped.value
-    assert [told["step"] for told in script.heard("stopped")] == [1]
-    assert script.heard("training_failed") == []
+    assert [told["step"] for told in script.heard(WorkerStopped)] == [1]
+    assert script.heard(TrainingFailed) == []
     assert script.page.phase is not Phase.FAILED
 
 
@@ -257,7 +261,7 @@ def test_run_that_is_beyond_the_scripts_wish_says_so(script: Script, tmp_path: P
     again.close()
 
     assert end.cursor.step == STEPS
-    (notice,) = again.heard("notice")
+    (notice,) = again.heard(Notice)
     assert "the run is at step 6, and the script asks for 3 steps" in str(notice["text"])
 
 
@@ -268,7 +272,7 @@ def test_notices_of_a_replica_are_shown_before_it_trains(script: Script) -> None
     with pytest.raises(ValueError, match="no such column"):
         script.train(Talking())
 
-    assert script.heard("notice") == [{"kind": "notice", "text": "the seed is ignored"}]
+    assert script.heard(Notice) == [to_message(Notice("the seed is ignored"))]
 
 
 def test_metric_that_no_epoch_has_is_refused_before_the_first_update(script: Script) -> None:

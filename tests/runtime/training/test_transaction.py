@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from local_communicator import LocalCommunicator
 from simulation import FEATURES, TinyReplica, Watching, data
 
+from holdfast.recovery.event import WorkInHand
 from holdfast.recovery.ledger import LANES, Cursor, Ledger, fingerprint, fingerprint_of_run
 from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
 from holdfast.recovery.work_plan import Work, WorkPlan
@@ -21,7 +22,7 @@ from holdfast.runtime.data.feed import Feed, FeedTerms
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.model.replica import Microbatch
-from holdfast.runtime.system.worker_status import WorkerStatus, WorkInHand
+from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.transaction import (
     BatchLeaves,
     BatchValidationLeaves,

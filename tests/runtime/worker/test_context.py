@@ -18,7 +18,9 @@ from holdfast.recovery.fault import Site
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.journal import Journal, read_journal
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.context import WorkerContext, injector_of
 from holdfast.runtime.worker.injector import InjectedFault
@@ -160,8 +162,8 @@ def test_quiet_users_hear_what_goes_wrong_but_no_progress(config: WorkerConfig) 
     context.inform("the page was written")
 
     assert told == [
-        {"kind": "notice", "text": "the disk is full"},
-        {"kind": "notice", "text": "the page was written", "is_progress": True},
+        to_message(Notice("the disk is full")),
+        to_message(Notice("the page was written", is_progress=True)),
     ]
 
 

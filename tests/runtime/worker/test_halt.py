@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import threading
 from queue import Queue
-from typing import Any
 
 import pytest
 
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.system.worker_reports import (
+    HaltedSaveEnded,
+    OwnReport,
+    WorkerHalted,
+    WorkerLeaving,
+)
 from holdfast.runtime.system.worker_status import HaltOrder, WorkerStatus
-from holdfast.runtime.worker.halt import Card, Halt, HaltWatch
+from holdfast.runtime.worker.halt import Halt, HaltWatch
 
-CARD = Card(version=8, is_settled=True, saves=2, is_saved=False, step=8, words="more")
+WORKER = WorkerId(3)
+HELD = WorkerHalted(WORKER, 8, is_settled=True, saves=2, is_saved=False, step=8, words="more")
 
 
 class Holding:
@@ -21,8 +28,9 @@ class Holding:
     def __init__(self) -> None:
         self.orders: list[HaltOrder] = []
 
-    def card(self) -> Card:
-        return CARD
+    def describe_held(self, worker: WorkerId) -> WorkerHalted:
+        assert worker == WORKER
+        return HELD
 
     def save(self, order: HaltOrder) -> str:
         self.orders.append(order)
@@ -35,10 +43,10 @@ def test_halted_worker_saves_what_it_holds_while_its_main_thread_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     page, halt, holding = WorkerStatus.create(), Halt(), Holding()
-    told: Queue[dict[str, Any]] = Queue()
+    told: Queue[OwnReport] = Queue()
     ended: Queue[int] = Queue()
     monkeypatch.setattr(os, "_exit", ended.put)
-    watch = HaltWatch(page, told.put)
+    watch = HaltWatch(WORKER, page, told.put)
     watch.poll()  # nothing is known yet
     watch.begin(halt)
     halt.resting = holding
@@ -49,18 +57,16 @@ def test_halted_worker_saves_what_it_holds_while_its_main_thread_hangs(
         watch.poll()
         assert told.empty()  # the state is being changed
 
-    assert told.get(timeout=60)["kind"] == "halted"
+    assert told.get(timeout=60) == HELD
     taken = threading.Thread(target=halt.moving.acquire, daemon=True)
     taken.start()
     page.order_halted(HaltOrder(3, 0, 2))
-    assert told.get(timeout=60) == {
-        "kind": "halt_done", "attempt": 3, "failure": "ValueError: a variable is gone",
-    }  # fmt: skip
+    assert told.get(timeout=60) == HaltedSaveEnded(WORKER, 3, "ValueError: a variable is gone")
     page.order_halted(HaltOrder(4, 0, 1))
-    assert told.get(timeout=60) == {"kind": "halt_done", "attempt": 4, "failure": ""}
+    assert told.get(timeout=60) == HaltedSaveEnded(WORKER, 4, "")
     assert taken.is_alive()
     page.order_halted(HaltOrder())
 
-    assert told.get(timeout=60)["kind"] == "leaving"
+    assert told.get(timeout=60) == WorkerLeaving(WORKER)
     assert ended.get(timeout=60) == 0
     assert holding.orders == [HaltOrder(3, 0, 2), HaltOrder(4, 0, 1)]

@@ -17,9 +17,13 @@ import pytest
 from configs import journal_of, without_faults, worker_config
 from local_communicator import LocalCommunicator
 
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.events import Notice
 from holdfast.runtime.system.channel import Channel
+from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.worker_reports import WorkerLeaving
 from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker import worker as worker_module
@@ -173,16 +177,16 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
 def test_worker_whose_script_ended_well_leaves_with_the_others_and_says_so(worker: Worker) -> None:
     assert worker.run("") == 0
 
-    assert worker.events == ["finished", "asked at_end", "left while leaving"]
-    assert worker.told() == {"kind": "leaving"}
+    assert worker.events == ["finished", "asked ScriptEnded", "left while leaving"]
+    assert worker.told() == to_message(WorkerLeaving(WorkerId(0)))
 
 
 def test_worker_whose_script_failed_tells_why_and_waits_for_nobody(worker: Worker) -> None:
     assert worker.run("raise ValueError('no such column')") == 1
 
     told = worker.told()
-    assert (told["kind"], told["type"], told["message"]) == (
-        "error", "ValueError", "no such column",
+    assert (told["kind"], told["error_type"], told["message"]) == (
+        "WorkerFailed", "ValueError", "no such column",
     )  # fmt: skip
     assert worker.events == ["finished"]
     assert worker.page.phase is Phase.STARTING
@@ -224,14 +228,11 @@ def test_worker_has_its_device_before_anything_looks_for_devices(
 
 
 def test_script_finds_the_surroundings_of_its_worker(worker: Worker) -> None:
-    text = (
-        "from holdfast.runtime.worker import context\n"
-        "context.current().tell_agent({'kind': 'notice', 'text': 'here'})\n"
-    )
+    text = "from holdfast.runtime.worker import context\ncontext.current().notify('here')\n"
 
     worker.run(text)
 
-    assert worker.told() == {"kind": "notice", "text": "here"}
+    assert worker.told() == to_message(Notice("here"))
 
 
 def page_in(phase: Phase = Phase.STARTING) -> WorkerStatus:
@@ -262,23 +263,23 @@ def test_script_that_ends_well_in_mid_training_has_failed(
 ) -> None:
     report = end_of(tmp_path, text, phase)
 
-    assert (report["type"], report["exit_code"]) == ("SystemExit", 1)
-    assert report["message"] == "the script ended at step 59 of 390, before training was over"
+    assert (report.error_type, report.exit_code) == ("SystemExit", 1)
+    assert report.message == "the script ended at step 59 of 390, before training was over"
 
 
 @pytest.mark.parametrize("text", ["'no data in /data'", "Path('no data in /data')"])
 def test_words_that_the_script_exits_with_are_its_error(tmp_path: Path, text: str) -> None:
     report = end_of(tmp_path, f"import sys\nfrom pathlib import Path\nsys.exit({text})", TRAINED[0])
 
-    assert (report["type"], report["exit_code"]) == ("SystemExit", 1)
-    assert report["message"] == "no data in /data"
-    assert report["traceback"] == ""
+    assert (report.error_type, report.exit_code) == ("SystemExit", 1)
+    assert report.message == "no data in /data"
+    assert report.traceback == ""
 
 
 def test_number_that_the_script_exits_with_is_told(tmp_path: Path) -> None:
     report = end_of(tmp_path, "import sys\nsys.exit(3)", TRAINED[0])
 
-    assert (report["message"], report["exit_code"]) == (
+    assert (report.message, report.exit_code) == (
         "the script ended itself with exit code 3",
         1,
     )
@@ -332,7 +333,7 @@ def test_end_that_the_job_has_decided_is_told_though_the_script_has_caught_it(
 
     report = end_of(tmp_path, text, Phase.FAILED)
 
-    assert (report["type"], report["message"], report["exit_code"]) == (kind, "why", code)
+    assert (report.error_type, report.message, report.exit_code) == (kind, "why", code)
 
 
 @pytest.mark.parametrize(
@@ -351,9 +352,9 @@ def test_training_that_failed_is_no_success_though_the_script_has_caught_it(
 
     report = end_of(tmp_path, text, Phase.FAILED)
 
-    assert (report["type"], report["exit_code"]) == (told, 1)
+    assert (report.error_type, report.exit_code) == (told, 1)
     if told == "ValueError":
-        assert report["where"] == "fit (train.py:6)"
+        assert report.where == "fit (train.py:6)"
 
 
 def test_end_of_a_script_comes_before_its_report_and_in_its_own_main(tmp_path: Path) -> None:
@@ -395,8 +396,8 @@ def test_exit_in_mid_training_comes_with_its_place(tmp_path: Path) -> None:
 
     report = end_of(tmp_path, text, Phase.TRAINING)
 
-    assert report["where"] == "contribute (train.py:3)"
-    assert 'train.py", line 4, in <module>' in report["traceback"]
+    assert report.where == "contribute (train.py:3)"
+    assert 'train.py", line 4, in <module>' in report.traceback
 
 
 def test_error_names_the_innermost_call_of_the_user(tmp_path: Path) -> None:
@@ -404,8 +405,8 @@ def test_error_names_the_innermost_call_of_the_user(tmp_path: Path) -> None:
 
     report = end_of(tmp_path, text, Phase.TRAINING)
 
-    assert (report["type"], report["where"]) == ("JSONDecodeError", "read (train.py:3)")
-    assert "runpy" not in report["traceback"]
+    assert (report.error_type, report.where) == ("JSONDecodeError", "read (train.py:3)")
+    assert "runpy" not in report.traceback
 
 
 @pytest.mark.parametrize(
@@ -417,18 +418,18 @@ def test_error_names_the_innermost_call_of_the_user(tmp_path: Path) -> None:
 def test_error_that_is_too_long_for_a_message_is_cut(tmp_path: Path, text: str) -> None:
     report = end_of(tmp_path, text, Phase.TRAINING)
 
-    assert len(report["message"]) <= MOST_CHARACTERS
-    assert report["message"].startswith("begin")
-    assert report["message"].endswith("end")
-    assert len(json.dumps(report)) < 100_000
+    assert len(report.message) <= MOST_CHARACTERS
+    assert report.message.startswith("begin")
+    assert report.message.endswith("end")
+    assert len(json.dumps(to_message(report))) < 100_000
 
 
 def test_traceback_is_bounded_and_keeps_both_ends(tmp_path: Path) -> None:
     report = end_of(tmp_path, "raise ValueError('x' * 100_000 + 'end')", Phase.TRAINING)
 
-    assert len(report["traceback"]) <= MOST_CHARACTERS
-    assert report["traceback"].startswith("Traceback")
-    assert report["traceback"].endswith("end\n")
+    assert len(report.traceback) <= MOST_CHARACTERS
+    assert report.traceback.startswith("Traceback")
+    assert report.traceback.endswith("end\n")
 
 
 def test_script_is_run_as_python_runs_it(tmp_path: Path) -> None:
@@ -466,7 +467,7 @@ def test_script_that_cannot_be_prepared_is_not_begun(tmp_path: Path) -> None:
 
     report: Any = run_script(worker_config(script=script), page_in(), prepare)
 
-    assert (report["type"], report["message"]) == ("UsageError", "this Keras is too old")
+    assert (report.error_type, report.message) == ("UsageError", "this Keras is too old")
     assert not (tmp_path / "begun").exists()
 
 
@@ -486,9 +487,9 @@ def test_tensorflow_that_cannot_be_imported_comes_with_advice(
 
     report = end_of(tmp_path, text, Phase.STARTING)
 
-    assert (report["type"], report["exit_code"]) == ("UsageError", 2)
-    assert report["message"].startswith("TensorFlow cannot be imported: libcuda is missing; ins")
-    assert report["traceback"] == ""
+    assert (report.error_type, report.exit_code) == ("UsageError", 2)
+    assert report.message.startswith("TensorFlow cannot be imported: libcuda is missing; ins")
+    assert report.traceback == ""
 
 
 def test_backend_of_keras_that_is_missing_is_named(
@@ -499,8 +500,8 @@ def test_backend_of_keras_that_is_missing_is_named(
 
     report = end_of(tmp_path, text, Phase.STARTING)
 
-    assert report["exit_code"] == 2
-    assert report["message"].startswith("Keras looks for its backend torch, and holdfast trains")
+    assert report.exit_code == 2
+    assert report.message.startswith("Keras looks for its backend torch, and holdfast trains")
 
 
 @pytest.mark.parametrize(
@@ -519,15 +520,15 @@ def test_import_error_of_a_keras_that_works_is_the_scripts_error(
 
     report = end_of(tmp_path, text, Phase.STARTING)
 
-    assert (report["type"], report["exit_code"]) == ("ImportError", 1)
-    assert report["where"].startswith("<module> (train.py:1)")
+    assert (report.error_type, report.exit_code) == ("ImportError", 1)
+    assert report.where.startswith("<module> (train.py:1)")
 
 
 def test_other_module_that_is_missing_is_the_scripts_error(tmp_path: Path) -> None:
     report = end_of(tmp_path, "import keras_of_nobody", Phase.STARTING)
 
-    assert (report["type"], report["exit_code"]) == ("ModuleNotFoundError", 1)
-    assert report["where"] == "<module> (train.py:1)"
+    assert (report.error_type, report.exit_code) == ("ModuleNotFoundError", 1)
+    assert report.where == "<module> (train.py:1)"
 
 
 @pytest.mark.parametrize(
@@ -539,7 +540,7 @@ def test_report_tells_whether_the_script_was_in_its_training(
 ) -> None:
     report = end_of(tmp_path, "raise KeyError('loss')", phase)
 
-    assert report["is_in_training"] == is_in_training
+    assert report.is_in_training == is_in_training
 
 
 def _end(folder: Path, *command: str) -> tuple[list[str], list[str], dict[str, bytes]]:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from configs import worker_config
 
+from holdfast.recovery.event import (
+    AbandonLaunch,
+    AskToSave,
+    AskToStop,
+    CheckpointCommitted,
+    Event,
+    KillLaunch,
+    LaunchEnded,
+    Renew,
+    WorkerCompleted,
+    WorkerExited,
+    WorkerJoined,
+    WorkerStopped,
+    WorldFormed,
+)
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.decider import Decider
 from holdfast.runtime.head.job import Job
@@ -16,37 +32,55 @@ from holdfast.runtime.head.job_setup import JobSetup, RunSoFar
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.preconditions import ScriptSource
 from holdfast.runtime.head.screen import ProgressLog
+from holdfast.runtime.host.host_messages import LaunchOrder, Order
 from holdfast.runtime.host.launchers import MpiLibrary
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.entries import Entry
+from holdfast.runtime.run.events import PoolRestarted, PoolWarmed
 from holdfast.runtime.run.failure_history import HistoryReader
-from holdfast.runtime.run.journal import Journal, Record
+from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
-from holdfast.runtime.system.channel import Message
 
-WARM = {"kind": "warm", "pid": 4711}
-COLD = {"kind": "pool_restarted", "cause": "signal SIGKILL"}
-ENDED = {"kind": "launch_ended", "words": ""}
+WARM = PoolWarmed()
+COLD = PoolRestarted("signal SIGKILL")
+ENDED = LaunchEnded()
 RECORD = RunRecord("r", 1, 0.0, microbatches=2, seed=0, threads=1)
+ORDERS = {
+    LaunchOrder: "launch",
+    KillLaunch: "kill",
+    AbandonLaunch: "abandon",
+    AskToSave: "save",
+    AskToStop: "stop",
+    Renew: "renew",
+}
 
 
-def report(worker: int, kind: str, **fields: Any) -> Message:
-    return {"kind": "worker_report", "worker": worker, "report": {"kind": kind, **fields}}
+def joined(*workers: int) -> list[Event]:
+    return [WorkerJoined(WorkerId(worker)) for worker in workers]
 
 
-def joined(*workers: int) -> list[Message]:
-    return [report(worker, "joined") for worker in workers]
+def formed(*workers: int, generation: int = 2, step: int = 40) -> Event:
+    return WorldFormed(generation, tuple(map(WorkerId, workers)), step)
 
 
-def exited(worker: int, *, is_clean: bool = False) -> Message:
-    end = {"kind": "worker_exited", "worker": worker, "clean": is_clean, "cause": "signal SIGKILL"}
-    return end | {"step": 3, "phase": "training"}
+def saved(worker: int, step: int) -> Event:
+    return CheckpointCommitted(WorkerId(worker), step)
 
 
-def completed(*workers: int) -> list[Message]:
+def stopped(*workers: int) -> list[Event]:
+    return [WorkerStopped(WorkerId(worker), 7) for worker in workers]
+
+
+def exited(worker: int, *, is_clean: bool = False, **known: Any) -> WorkerExited:
+    usual = {"cause": "signal SIGKILL", "step": 3, "phase": "training"}
+    return WorkerExited(WorkerId(worker), is_clean=is_clean, **(usual | known))
+
+
+def completed(*workers: int) -> list[Event]:
     """Return the words of workers that train to the end and leave."""
     told = [
-        report(worker, "complete", step=9, sha256="cafe", is_first=worker == workers[0])
+        WorkerCompleted(WorkerId(worker), 9, "cafe", is_first=worker == workers[0])
         for worker in workers
     ]
     return [*told, *(exited(worker, is_clean=True) for worker in workers), ENDED]
@@ -95,52 +129,60 @@ class Run:
     """A run directory that only remembers what it was told."""
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self.records: list[Event] = []
         self.checks = 0
 
-    def record(self, event: str, /, **fields: object) -> None:
-        self.records.append({"event": event, **fields})
+    def record(self, event: Event) -> None:
+        self.records.append(event)
 
     def check(self) -> None:
         self.checks += 1
 
     @property
     def events(self) -> list[str]:
-        return [record["event"] for record in self.records]
+        return [event.NAME for event in self.records]
 
 
 class Decided:
     """A decider, what it has ordered, said and recorded."""
 
     def __init__(self, job: Job, progress: ProgressLog | None = None) -> None:
-        self.run, self.said, self.orders = Run(), b"", list[Message]()
+        self.run, self.said, self.orders = Run(), b"", list[Order]()
         self.console = JobConsole(job, self.run, self._hear, progress)
         self.decider = Decider(job, self.run, self.console, self.obey)  # type: ignore[arg-type]
 
-    def obey(self, order: Message) -> None:
-        """Keep an order as an agent would read it."""
-        self.orders.append(json.loads(json.dumps(order)))
+    def obey(self, order: Order) -> None:
+        self.orders.append(order)
 
     def _hear(self, lines: bytes) -> None:
         self.said += lines
 
     @property
     def kinds(self) -> list[str]:
-        return [str(order.get("what", order["kind"])) for order in self.orders]
+        return [ORDERS[type(order)] for order in self.orders]
 
     @property
     def lines(self) -> list[str]:
         return self.said.decode().splitlines()
 
-    def begin(self, *messages: Message) -> None:
-        """Begin the job, and let it hear messages."""
-        self.decider.begin()
-        self.hear(*messages)
+    @property
+    def launches(self) -> list[LaunchOrder]:
+        return [order for order in self.orders if isinstance(order, LaunchOrder)]
 
-    def hear(self, *messages: Message) -> None:
-        for message in messages:
-            self.decider.log.note(message)
-            self.decider.on_message(message)
+    def begin(self, *events: Event) -> None:
+        """Begin the job, and let it hear events."""
+        self.decider.begin()
+        self.hear(*events)
+
+    def hear(self, *events: Event) -> None:
+        for event in events:
+            self.decider.log.note(event)
+            self.decider.on_event(event)
+
+    def record(self, *recorded: Event) -> None:
+        """Let it hear of lines that other processes have recorded just now."""
+        for event in recorded:
+            self.decider.on_record(Entry(event, time.monotonic(), time.time()))
 
     def poll(self, seconds: int, start: float = 100.0, *, is_idle: bool = False) -> None:
         """Let time pass by, a look each second; ``is_idle`` is whether no worker is hosted."""

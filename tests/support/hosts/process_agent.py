@@ -11,10 +11,10 @@ from host_saves import Workers, memory_of, plan_of
 from host_writer import records_in
 
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.run.journal import Record
+from holdfast.runtime.run.events import Notice
+from holdfast.runtime.run.journal import Record, Records
 from holdfast.runtime.saving.save_messages import PlanSaves, SaveAnswered, Settle, Settled
 from holdfast.runtime.saving.writer_link import WriterLink
-from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.codec import encode
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.worker_status import WorkerStatus
@@ -50,12 +50,12 @@ class AgentOfProcess:
         """Give the memory of the newest launch back."""
         self._launches.pop().close()
 
-    def _take(self, told: SaveAnswered | Settled | Message) -> None:
+    def _take(self, told: SaveAnswered | Settled | Notice | Records) -> None:
         if isinstance(told, SaveAnswered):
             self.answers.append(told)
         elif isinstance(told, Settled):
             self.settled.append(told.step)
-        elif told["kind"] == "records":
+        elif isinstance(told, Records):
             self.records += records_in(told)
 
     def write(self, attempt: int) -> None:

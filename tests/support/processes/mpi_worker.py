@@ -13,16 +13,18 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from tiny_worker import Tiny
+
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.system.channel import Channel
-from holdfast.runtime.system.worker_status import Phase, Pulse, WorkerStatus, pulse_interval_s
+from holdfast.runtime.system.worker_reports import WorkerLeaving
+from holdfast.runtime.system.worker_status import Phase, Pulse, pulse_interval_s
 
 FATAL_STEP = 5
 
 
 def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
-    control = Channel.adopt(control_fd)
-    page = WorkerStatus(heartbeat_fd)
+    tiny = Tiny(config, control_fd, heartbeat_fd)
+    page = tiny.page
     Pulse(page, pulse_interval_s(config.options.heartbeat_timeout_s)).start()
     site, fatal = _fault_of(config)
     if site == "starting":
@@ -31,20 +33,20 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
     if site == "joining":
         signal.setitimer(signal.ITIMER_REAL, 0.02)  # SIGALRM ends the process by default
     world = _join()
-    control.send({"kind": "joined"})
+    tiny.report("joined")
     page.phase = Phase.TRAINING
     survivors, noticed_at = world, 0.0
     for step in range(1, 1 + (3 if len(config.options.argv) == 0 else 1_000_000)):
         page.commit(step)
         if site == "training" and step == FATAL_STEP:
-            control.send({"kind": "dying", "at": time.monotonic()})
+            tiny.report("dying", at=time.monotonic())
             DEATHS[fatal](world)
         if not _reduce(world):
             noticed_at = time.monotonic()
             survivors = _repair(world)
             break
-    control.send({"kind": "world", "size": survivors.size, "noticed": noticed_at})
-    _leave(survivors, control, page)
+    tiny.report("world", size=survivors.size, noticed=noticed_at)
+    _leave(survivors, tiny)
 
 
 def _fault_of(config: WorkerConfig) -> tuple[str, str]:
@@ -85,10 +87,10 @@ def _repair(world: Any) -> Any:
     return world.Shrink()
 
 
-def _leave(world: Any, control: Channel, page: WorkerStatus) -> NoReturn:
+def _leave(world: Any, tiny: Tiny) -> NoReturn:
     world.Agree(1)
-    page.phase = Phase.LEAVING
-    control.send({"kind": "leaving"})
+    tiny.page.phase = Phase.LEAVING
+    tiny.tell(WorkerLeaving(tiny.config.worker))
     os._exit(0)
 
 

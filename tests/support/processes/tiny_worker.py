@@ -7,6 +7,7 @@ worker 2, ``"exit_1"`` all others.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -15,8 +16,12 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from holdfast.recovery.event import Event
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.events import Notice
 from holdfast.runtime.system.channel import Channel
+from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.worker_reports import OwnReport, ScriptEnded, WorkerLeaving
 from holdfast.runtime.system.worker_status import Phase, Pulse, WorkerStatus, pulse_interval_s
 
 
@@ -29,7 +34,14 @@ class Tiny:
         self.page = WorkerStatus(heartbeat_fd)
 
     def report(self, kind: str, **fields: object) -> None:
-        self.control.send({"kind": kind, **fields})
+        """Tell the test something, through the agent."""
+        report = {"kind": kind, **fields}
+        told = {"kind": "worker_report", "worker": self.config.worker, "report": report}
+        self.tell(Notice(json.dumps(told)))
+
+    def tell(self, report: Event | OwnReport) -> None:
+        """Report as every worker does."""
+        self.control.send(to_message(report))
 
     def behaviour(self) -> str:
         argv, me = self.config.options.argv, f"{self.config.worker}:"
@@ -49,12 +61,12 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> None:
 
 
 def leave(tiny: Tiny) -> NoReturn:
-    tiny.report("leaving")
+    tiny.tell(WorkerLeaving(tiny.config.worker))
     os._exit(0)
 
 
 def come_to_the_end(tiny: Tiny) -> None:
-    tiny.report("at_end")
+    tiny.tell(ScriptEnded(tiny.config.worker))
     tiny.report("told", kind_told=(tiny.control.receive() or {}).get("kind"))
     leave(tiny)
 
@@ -73,7 +85,7 @@ def exit_1(tiny: Tiny) -> None:
 
 
 def leave_then_exit_3(tiny: Tiny) -> None:
-    tiny.report("leaving")
+    tiny.tell(WorkerLeaving(tiny.config.worker))
     os._exit(3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections import deque
@@ -11,7 +12,8 @@ from typing import Any
 from host_saves import LAUNCH, Copied, Workers
 
 from holdfast.checkpoint.filesystem import FileSystem
-from holdfast.runtime.run.journal import Record
+from holdfast.runtime.run.events import Notice
+from holdfast.runtime.run.journal import Record, Records
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.save_messages import (
     DiskMoved,
@@ -115,17 +117,15 @@ class RunningWriter:
         self._thread.join()
 
     def _take(self, message: Message) -> None:
-        match message["kind"]:
-            case "notice":
-                self.notices.append(message["text"])
-            case "records":
-                self._records += records_in(message)
+        match answer := _ANSWERS.decode(message) if message in _ANSWERS else message:
+            case Notice(text):
+                self.notices.append(text)
+            case Records():
+                self._records += records_in(answer)
+            case DiskMoved(nbytes):
+                self.being_written.append(nbytes)
             case _:
-                answer = _ANSWERS.decode(message) if message in _ANSWERS else message
-                if isinstance(answer, DiskMoved):
-                    self.being_written.append(answer.nbytes)
-                else:
-                    self._answers.append(answer)
+                self._answers.append(answer)
 
     def _send(self, message: PlanSaves | PartCopied, content: bytes | None) -> None:
         if content is None:
@@ -153,6 +153,6 @@ def _run(channel: Channel, files: FileSystem | None) -> None:
         channel.close()
 
 
-def records_in(message: Message) -> list[Record]:
+def records_in(records: Records) -> list[Record]:
     """Return the records of a process as the journal has them, but for their stamps."""
-    return [{"event": event, **fields} for event, fields, _ in message["records"]]
+    return [{"event": event.name, **json.loads(event.fields)} for event in records.events]

@@ -28,6 +28,7 @@ from host_saves import begin_run
 from holdfast.checkpoint.digest import state_sha256
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.event import Event, WorkInHand
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan
 from holdfast.recovery.one_world import OneWorld
 from holdfast.recovery.reduction import FloatVector
@@ -36,6 +37,7 @@ from holdfast.runtime.data.feed import Feed, Pipelines
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.checkpoint_events import CheckpointFailed
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -53,7 +55,8 @@ from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.codec import decode
 from holdfast.runtime.system.messages import MessageKinds
 from holdfast.runtime.system.own_process import sealed_memory
-from holdfast.runtime.system.worker_status import RequestFlag, WorkerStatus, WorkInHand
+from holdfast.runtime.system.worker_reports import SurvivorsMet
+from holdfast.runtime.system.worker_status import RequestFlag, WorkerStatus
 from holdfast.runtime.training.callback_host import Alone, CallbackHost
 from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.loop import TrainingLoop
@@ -276,7 +279,7 @@ class SimulatedAgent:
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Give memory for saves, and name worlds as a head does that hears of each death."""
-        if question["kind"] == "survivors":
+        if question["kind"] == SurvivorsMet.__name__:
             workers = question["workers"]
             self._worlds.ask(workers[0], workers, 0.0)
             word = self._worlds.next_word(workers, 0.0)
@@ -310,9 +313,9 @@ class SimulatedAgent:
             self._end_world_before(generation)
             self._writer.ask()
 
-    def record(self, event: str, /, **fields: object) -> None:
+    def record(self, event: Event) -> None:
         """Write down what the committer tells."""
-        self._journal.record(event, **fields)
+        self._journal.record(event)
 
     def notify(self, text: str) -> None:
         """Show nobody what the committer says."""
@@ -364,7 +367,7 @@ class SimulatedAgent:
             committer.commit(HeldSave.of(committer.plan, committer.image_map, parts, memory))
             self._tell(ticket, is_durable=True)
         except (CheckpointError, OSError) as error:
-            self.record("checkpoint_failed", step=ticket.step, reason=str(error))
+            self.record(CheckpointFailed(ticket.step, str(error)))
             self._tell(ticket, is_durable=False)
 
     def _tell(self, ticket: SaveTicket, *, is_durable: bool) -> None:
