@@ -175,42 +175,43 @@ class StateKind(Enum):
     OTHER = "it is none of these, such as a maximum"
 
 
-@dataclass(frozen=True, slots=True)
-class StateTrial:
-    """A variable before a step, and after it on a batch and on parts of it."""
+def state_kind(
+    before: _Values,
+    whole: _Values,
+    parts: tuple[tuple[float, _Values], tuple[float, _Values]],
+    twice: _Values,
+    tolerance: float,
+) -> StateKind:
+    """Return how a variable after a step on a whole batch follows from that after its parts.
 
-    before: _Values
-    whole: _Values
-    parts: tuple[tuple[float, _Values], tuple[float, _Values]]
-    """The two parts of the batch: its share of the samples, and the variable."""
-    twice: _Values
-    """After a batch that has each sample of the first part twice."""
-    tolerance: float
-    """As a part of what the trials change."""
+    A sum has to be tried again, with a shift.
 
-    @property
-    def kind(self) -> StateKind:
-        """How the whole follows from the parts; a sum has to be tried again, with a shift."""
-        (share, one), (other_share, other) = self.parts
-        if not np.isfinite([self.whole, one, other, self.twice]).all():
-            return StateKind.MEAN  # nothing is known, and the training ends at its step
-        if self._agree(one, other) and self._agree(one, self.whole) and self._agrees_twice(one):
-            return StateKind.SAME
-        if self._agree(self.whole, share * one + other_share * other) and self._agrees_twice(one):
-            return StateKind.MEAN
-        base = 2 * one - self.twice
-        if self._agrees_twice(one) or not self._agree(self.whole, one + other - base):
-            return StateKind.OTHER
-        return StateKind.SUM if self._agree(base, self.before) else StateKind.DECAYED_SUM
+    Args:
+        before: the variable before the step.
+        whole: the variable after a step on the batch.
+        parts: the share that each part has of the samples, and the variable after it.
+        twice: the variable after a batch that has each sample of the first part twice.
+        tolerance: as a part of what the trials change.
+    """
+    (share, one), (other_share, other) = parts
+    found = (whole, one, other, twice)
+    if not np.isfinite(found).all():
+        return StateKind.MEAN  # nothing is known, and the training ends at its step
+    moved = max(norm(value - before) for value in found)
+    size = max(norm(value) for value in (before, *found))
 
-    def _agrees_twice(self, one: _Values) -> bool:
-        return self._agree(one, self.twice)
+    def agree(a: _Values, b: _Values) -> bool:
+        return norm(a - b) <= tolerance * moved + _ROUNDING * size
 
-    def _agree(self, a: _Values, b: _Values) -> bool:
-        found = (self.whole, self.twice, *(value for _, value in self.parts))
-        moved = max(norm(value - self.before) for value in found)
-        size = max(norm(value) for value in (self.before, *found))
-        return norm(a - b) <= self.tolerance * moved + _ROUNDING * size
+    stays = agree(one, twice)
+    if stays and agree(one, other) and agree(one, whole):
+        return StateKind.SAME
+    if stays and agree(whole, share * one + other_share * other):
+        return StateKind.MEAN
+    base = 2 * one - twice
+    if stays or not agree(whole, one + other - base):
+        return StateKind.OTHER
+    return StateKind.SUM if agree(base, before) else StateKind.DECAYED_SUM
 
 
 _SHIFT = 3.0
@@ -241,7 +242,7 @@ def state_kinds(
     for path, value in whole.items():
         if all(path in found for found in (before, one, other, twice)):
             of_parts = (share, one[path]), (other_share, other[path])
-            kinds[path] = StateTrial(before[path], value, of_parts, twice[path], tolerance).kind
+            kinds[path] = state_kind(before[path], value, of_parts, twice[path], tolerance)
     return sums_tried_again(kinds, variables, one, try_with)
 
 

@@ -14,12 +14,12 @@ import pytest
 from holdfast.runtime.model.kinds import (
     MetricKinds,
     StateKind,
-    StateTrial,
     Values,
     arrived,
     is_whole,
     leaf_metrics,
     metric_kinds,
+    state_kind,
     sums_tried_again,
     travelling,
 )
@@ -107,13 +107,13 @@ FIRST = 2
 """Samples of the first of two parts."""
 
 
-def trial_of(rule: Rule, before: float = 0.5, tolerance: float = 2e-3) -> StateTrial:
-    """Return the trial of a rule on all samples, on two parts, and on the first part twice."""
+def kind_of(rule: Rule, before: float = 0.5, tolerance: float = 2e-3) -> StateKind:
+    """Return what is found with a rule on all samples, on two parts, and on the first one twice."""
     start = np.array(before)
     one, other = SAMPLES[:FIRST], SAMPLES[FIRST:]
     parts = [(len(p) / len(SAMPLES), np.asarray(rule(start, p))) for p in (one, other)]
     twice = rule(start, np.concatenate([one, one]))
-    return StateTrial(
+    return state_kind(
         start,
         np.asarray(rule(start, SAMPLES)),
         (parts[0], parts[1]),
@@ -142,7 +142,7 @@ RULES: dict[str, tuple[Rule, StateKind]] = {
 def test_kind_follows_from_what_the_parts_leave(name: str) -> None:
     rule, kind = RULES[name]
 
-    assert trial_of(rule).kind is kind
+    assert kind_of(rule) is kind
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,9 @@ def test_kind_follows_from_what_the_parts_leave(name: str) -> None:
 )
 def test_tolerance_is_a_part_of_what_the_trials_change(tolerance: float, kind: StateKind) -> None:
     """A mean that is as rough as one in 16 bits."""
-    trial = trial_of(lambda before, x: x.mean() * (1.0 + 1e-3 * len(x)), tolerance=tolerance)
+    found = kind_of(lambda before, x: x.mean() * (1.0 + 1e-3 * len(x)), tolerance=tolerance)
 
-    assert trial.kind is kind
+    assert found is kind
 
 
 class _Trials:
@@ -176,7 +176,7 @@ class _Trials:
 
 def test_sum_that_decays_from_zero_is_found_by_a_shift() -> None:
     rules = {name: RULES[name][0] for name in ("sum", "sum that decays", "mean")}
-    kinds = {name: trial_of(rule, before=0.0).kind for name, rule in rules.items()}
+    kinds = {name: kind_of(rule, before=0.0) for name, rule in rules.items()}
     trials = _Trials(rules, 0.0)
 
     found = sums_tried_again(kinds, trials.variables, trials.after(), trials.after)
