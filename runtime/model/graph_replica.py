@@ -24,9 +24,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from holdfast.checkpoint.tensor import Tensors
+from holdfast.checkpoint.reader import compare_specs
+from holdfast.checkpoint.tensor import Tensors, specs_of
 from holdfast.recovery.order import generator_seeds
 from holdfast.recovery.reduction import FloatVector
+from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.memory import aligned_vector
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.graphs import (
@@ -299,7 +301,12 @@ class GraphReplica:
 
     def load(self, state: Tensors) -> None:
         """Replace the whole state, or raise ProgramError and change nothing."""
-        model_rules.check_tensors(self._of_step.variables, state)
+        difference = compare_specs(specs_of(self.state()), specs_of(state))
+        if difference is not None:
+            raise ProgramError(
+                f"the state to load is of another model: {difference}; start with the script that "
+                "wrote it, or in a new run directory"
+            )
         for name, variable in self._of_step.variables.items():
             variable.value.assign(tf.convert_to_tensor(state[name]))
 

@@ -13,13 +13,12 @@ This file looks at models and variables without importing Keras.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.errors import ProgramError
 
 
@@ -205,7 +204,7 @@ def check_compiled(model: Any, base: Any) -> None:
             f"model {model.name!r} is not compiled: call "
             "model.compile(optimizer=..., loss=...) before the training"
         )
-    for layer in _layers(model):
+    for layer in model._flatten_layers():
         _check_layer(layer)
 
 
@@ -334,14 +333,6 @@ def _check_layer(layer: Any) -> None:
         )
 
 
-def _layers(model: Any) -> list[Any]:
-    """Return the model and all layers in it, at any depth."""
-    found = [model]
-    for layer in getattr(model, "_layers", ()):
-        found.extend(_layers(layer))
-    return found
-
-
 def computes_in_float32(model: Any) -> bool:
     """Return whether no layer computes in 16 bits, so that trials agree to float32's rounding."""
     layers = model._flatten_layers()
@@ -392,25 +383,6 @@ def unchanged(variables: Iterable[Any]) -> Iterator[None]:
     finally:
         for variable, value in before:
             variable.assign(value)
-
-
-def check_tensors(variables: Mapping[str, Any], state: Tensors) -> None:
-    """Raise ProgramError unless ``state`` has exactly these names, shapes and dtypes."""
-    missing = sorted(variables.keys() - state.keys())
-    extra = sorted(state.keys() - variables.keys())
-    if missing or extra:
-        raise ProgramError(
-            f"the state to load is of another model: missing {some_of(missing, 3)}, unknown "
-            f"{some_of(extra, 3)}; start with the script that wrote it, or in a new run directory"
-        )
-    for name, variable in variables.items():
-        wanted = (tuple(variable.shape), str(variable.dtype))
-        given = (tuple(state[name].shape), str(state[name].dtype))
-        if wanted != given:
-            raise ProgramError(
-                f"tensor {name!r} has shape and type {given} in the state to load but {wanted} in "
-                "the model: start with the script that wrote it, or in a new run directory"
-            )
 
 
 def _unused(name: str, taken: Collection[str]) -> str:
