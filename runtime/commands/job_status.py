@@ -17,23 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.recovery.event import WorkerCompleted, WorkerStopped, WorldFormed
 from holdfast.runtime.commands.goodput import Entries, Goodput, goodput_of, newest_job
 from holdfast.runtime.commands.living_job import JobSocket, JobStanding, ending_of, find_life
 from holdfast.runtime.commands.summary import finite
 from holdfast.runtime.head.visits import HeadStatus
 from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.entries import Entry, last_of, of, read_on
-from holdfast.runtime.run.events import (
-    Completed,
-    Epoch,
-    JobEnded,
-    JobStarted,
-    Launch,
-    Restored,
-    Step,
-    Stopped,
-    WorldBegan,
-)
+from holdfast.runtime.run.events import Epoch, JobEnded, JobStarted, Launch, Restored, Step
 from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.live_line import Pace, next_save_of
@@ -236,7 +227,7 @@ def pace_of(steps: Sequence[Entry[Step]]) -> Pace:
 def _journalled_step(entries: Entries) -> int:
     """Return the step that the newest launch has reached by its journal."""
     for entry in reversed(entries):
-        if isinstance(entry.event, (Step, Completed, Stopped, Restored, WorldBegan)):
+        if isinstance(entry.event, (Step, WorkerCompleted, WorkerStopped, Restored, WorldFormed)):
             return entry.event.step
     return 0
 

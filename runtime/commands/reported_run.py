@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.recovery.event import Event, WorkInHand
+from holdfast.recovery.event import Event, WorkerExited, WorkInHand
 from holdfast.runtime.commands.goodput import Entries, newest_job
 from holdfast.runtime.commands.living_job import JobSocket, Life, ending_of, find_life
 from holdfast.runtime.commands.summary import EpochReport, Report, summarize
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.entries import Entry, last_of, read_on, sentence_of
-from holdfast.runtime.run.events import Failure, JobStarted
+from holdfast.runtime.run.events import JobStarted
 from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
@@ -162,7 +162,7 @@ def describe_troubles(report: Report) -> list[str]:
     return [*(sentence_of(event) + of_all for event in failed[-1:]), *map(sentence_of, others)]
 
 
-def describe_failure(failure: Failure) -> str:
+def describe_failure(failure: WorkerExited) -> str:
     """Return the worker that died, the cause, the step and the phase."""
     where = f" after step {failure.step}" if failure.step is not None else ""
     phase = f" while {failure.phase}" if failure.phase else ""
@@ -173,14 +173,14 @@ def describe_failure(failure: Failure) -> str:
     return f"worker {failure.worker}: {failure.cause}{where}{phase}{fenced}{limit}"
 
 
-def describe_time(failure: Failure) -> str:
+def describe_time(failure: WorkerExited) -> str:
     """Return the job of a death and the time in it."""
     if failure.job is None or failure.after_s is None:
         return "-"
     return f"job {failure.job}, {failure.after_s:.1f} s"
 
 
-def describe_evidence(failure: Failure) -> list[str]:
+def describe_evidence(failure: WorkerExited) -> list[str]:
     """Return what is known of a death beside its cause, in lines; none if nothing is."""
     lines: list[str] = []
     if failure.samples:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast.recovery.event import Event
+from holdfast.recovery.event import Event, WorkerCompleted, WorkerExited, WorkerStopped
 from holdfast.runtime.commands.goodput import Bucket, Entries, goodput_of, jobs_of
 from holdfast.runtime.run.checkpoint_events import (
     Checkpoint,
@@ -32,10 +32,8 @@ from holdfast.runtime.run.checkpoint_events import (
 )
 from holdfast.runtime.run.entries import completed_step, last_of, of
 from holdfast.runtime.run.events import (
-    Completed,
     Epoch,
     EpochLedger,
-    Failure,
     FaultStruck,
     JobEnded,
     JobStarted,
@@ -48,7 +46,6 @@ from holdfast.runtime.run.events import (
     Relaunch,
     Restored,
     Step,
-    Stopped,
     Suspected,
     death_counts,
 )
@@ -58,7 +55,7 @@ def summarize(entries: Entries) -> Report:
     """Return the report of a run from all lines of its journal, in their order."""
     jobs = jobs_of(entries) if of(entries, JobStarted) else []  # a journal that was removed
     steps, epochs = _what_counts(entries)
-    completed = last_of(entries, Completed)
+    completed = last_of(entries, WorkerCompleted)
     ended = last_of(jobs[-1], JobEnded) if jobs else None
     goodput = goodput_of(entries) if jobs else None
     computed = {
@@ -101,7 +98,7 @@ def _listed(entries: Entries) -> dict[str, Any]:
 
 def _death_counts(entries: Entries) -> tuple[str, ...]:
     """Return the deaths by host and cause, without those that were killed with others."""
-    failures = [entry.event for entry in of(entries, Failure)]
+    failures = [entry.event for entry in of(entries, WorkerExited)]
     return death_counts((death.host, death.cause) for death in failures if not death.collateral)
 
 
@@ -163,7 +160,9 @@ def _count_samples(steps: Sequence[Step], epochs: Sequence[EpochReport]) -> int:
     return sum(epoch.samples for epoch in epochs) + running
 
 
-def _final_metrics(completed: Completed | None, epochs: Sequence[EpochReport]) -> dict[str, float]:
+def _final_metrics(
+    completed: WorkerCompleted | None, epochs: Sequence[EpochReport]
+) -> dict[str, float]:
     """Return training metrics under their names, and those of validation after ``val_``."""
     if completed is not None and completed.metrics:
         metrics, validation = completed.metrics, completed.validation or {}
@@ -174,12 +173,12 @@ def _final_metrics(completed: Completed | None, epochs: Sequence[EpochReport]) -
     return dict(metrics) | {f"val_{name}": value for name, value in validation.items()}
 
 
-def _failures(entries: Entries) -> Iterable[Failure]:
+def _failures(entries: Entries) -> Iterable[WorkerExited]:
     job, began = 0, 0.0
     for entry in entries:
         if isinstance(entry.event, JobStarted):
             job, began = job + 1, entry.now
-        elif isinstance(entry.event, Failure):
+        elif isinstance(entry.event, WorkerExited):
             dated = replace(entry.event, job=job, after_s=entry.now - began)
             yield dated if job else entry.event
 
@@ -213,7 +212,7 @@ def _death_of(worker: int, job: Entries, before: float) -> float | None:
     A worker dies of one fault at most.  Ids may be counted anew after a relaunch, so the
     latest time is the right one.
     """
-    for told in (of(job, FaultStruck), of(job, Failure)):
+    for told in (of(job, FaultStruck), of(job, WorkerExited)):
         found = [e.now for e in told if e.event.worker == worker and e.now <= before]
         if found:
             return found[-1]
@@ -239,9 +238,9 @@ def _relaunches(job: Entries) -> Iterable[Relaunch]:
 def _left_off(before: Entries, *, is_renewal: bool) -> float | None:
     """Return the time of the stop, or of the death, after which a launch was followed."""
     if is_renewal:
-        stopped = last_of(before, Stopped)
+        stopped = last_of(before, WorkerStopped)
         return stopped and stopped.now
-    failure = last_of(before, Failure)
+    failure = last_of(before, WorkerExited)
     if failure is None:
         return None
     death = _death_of(failure.event.worker, before, failure.now)
@@ -299,7 +298,7 @@ class Report:
     goodput: float
     final_sha256: str | None
     faults: tuple[FaultStruck, ...] = ()
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[WorkerExited, ...] = ()
     suspected: tuple[Suspected, ...] = ()
     recoveries: tuple[Recovery, ...] = ()
     relaunches: tuple[Relaunch, ...] = ()

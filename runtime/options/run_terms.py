@@ -14,12 +14,13 @@ import shlex
 import time
 from pathlib import Path
 
+from holdfast.recovery.event import WorkerCompleted
 from holdfast.runtime.batch.schedulers import CHAIN, find_array_task
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.sources import default_run_dir
 from holdfast.runtime.run.entries import last_job_in, last_of
-from holdfast.runtime.run.events import Completed, JobEnded, JobStarted
+from holdfast.runtime.run.events import JobEnded, JobStarted
 from holdfast.runtime.run.journal import has_step
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
 from holdfast.runtime.run.program import Program, identity_of
@@ -175,7 +176,7 @@ def complete_run(options: JobOptions, program: Program) -> str | None:
         return None
     job = last_job_in(directory)
     began, ended = last_of(job, JobStarted), last_of(job, JobEnded)
-    completed = last_of(job, Completed)
+    completed = last_of(job, WorkerCompleted)
     if began is None or ended is None or completed is None:
         return None
     done = completed.event

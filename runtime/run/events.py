@@ -13,22 +13,10 @@ from dataclasses import dataclass
 
 from holdfast.recovery.event import (
     Event,
-    HostBack,
-    HostLost,
-    WorkerCompleted,
-    WorkerExited,
-    WorkerStopped,
     WorkInHand,
-    WorldFormed,
 )
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.run import progress
-
-Failure = WorkerExited
-Completed = WorkerCompleted
-Stopped = WorkerStopped
-WorldBegan = WorldFormed
-__all__ = ["HostBack", "HostLost"]
 
 _FIGURES = re.compile(r" (?:after|for) [\d.]+ s\b.*|, .*")
 """What differs between two deaths of one cause."""

@@ -18,17 +18,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from holdfast.recovery.event import WorkerExited
 from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
 from holdfast.runtime.run.entries import Entry, entry_of
-from holdfast.runtime.run.events import (
-    Epoch,
-    Failure,
-    JobEnded,
-    JobStarted,
-    Recovery,
-    Relaunch,
-    Step,
-)
+from holdfast.runtime.run.events import Epoch, JobEnded, JobStarted, Recovery, Relaunch, Step
 from holdfast.runtime.run.files import BoundedCalls, write_whole
 from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.live_line import Pace
@@ -81,7 +74,7 @@ _FROM_THE_BEGIN = ("workers", "steps_per_second", *(n for n in _TEXTS if n.endsw
 """All others are shown from their first value on: a save at 1970 would be an alarm."""
 
 
-def cause_of(failure: Failure) -> str:
+def cause_of(failure: WorkerExited) -> str:
     """Return the kind of a death, one of few: the limit, the signal, or the first words."""
     if failure.limit is not None:
         return failure.limit
@@ -147,7 +140,7 @@ class JobFigures:
                 self._tell_workers(())
             case Relaunch():
                 self._add(relaunches_total=1)
-            case Failure():
+            case WorkerExited():
                 self._gauge("deaths_total").labels(cause_of(event)).inc()
             case Recovery():
                 length_s = (event.next_step_ms or 0.0) / 1000

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from commands import holdfast_code
 
+from holdfast.recovery.event import WorkerExited
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.entries import entries_of, of
-from holdfast.runtime.run.events import Failure
 from holdfast.runtime.run.journal import read_journal
 from holdfast.testing import run_job
 
@@ -45,7 +45,7 @@ def test_trace_has_every_phase_of_every_worker_until_its_death(tmp_path: Path) -
 
     of_workers = _spans(json.loads(out.read_text(encoding="utf-8"))["traceEvents"])
     entries = entries_of(read_journal(tmp_path / "run" / "journal.jsonl"))
-    deaths = {e.event.worker: e.time for e in of(entries, Failure)}
+    deaths = {e.event.worker: e.time for e in of(entries, WorkerExited)}
     assert deaths.keys() == {0, 1}, "both have died, and a relaunch has followed"
     assert len({launch for _, launch in of_workers}) == 2, "one trace has both launches"
     for (worker, launch), spans in of_workers.items():

@@ -11,9 +11,10 @@ import pytest
 from commands import holdfast_code
 from told_run import told_lines
 
+from holdfast.recovery.event import WorkerExited
 from holdfast.runtime.commands.summary import EpochReport, Report, summarize
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.run.events import Failure, Recovery, Relaunch
+from holdfast.runtime.run.events import Recovery, Relaunch
 
 EPOCHS = tuple(EpochReport(n, 10 * n, 1280, True, {}, {}, 1.0) for n in range(1, 13))
 WELL = dataclasses.replace(
@@ -21,7 +22,7 @@ WELL = dataclasses.replace(
 )
 DISTURBED = dataclasses.replace(
     WELL,
-    failures=tuple(Failure(worker, "signal SIGKILL") for worker in (0, 2, 1, 3)),
+    failures=tuple(WorkerExited(worker, "signal SIGKILL") for worker in (0, 2, 1, 3)),
     recoveries=tuple(Recovery(1, 30, [lost], [1, 3]) for lost in (0, 2)),
     relaunches=(Relaunch("all died", [4, 5, 6, 7], 1),),
 )

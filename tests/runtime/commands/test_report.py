@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from journal_entries import WrittenJournal, line
 from told_run import DIGEST, told_lines, told_run
 
+from holdfast.recovery.event import WorkerExited
 from holdfast.runtime.commands.living_job import Life
 from holdfast.runtime.commands.page import page_of
 from holdfast.runtime.commands.reported_run import describe_failure, facts_of
 from holdfast.runtime.commands.summary import Report, finite, to_json
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.run.events import Failure
 from holdfast.runtime.run.run_directory import RunDirectory
 
 Holdfast = Callable[..., tuple[int, str, str]]
@@ -38,24 +38,26 @@ def write_lines(run_dir: Path, *lines: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("failure", "sentence"),
     [
-        (Failure(2, "signal SIGKILL"), "worker 2: signal SIGKILL"),
-        (Failure(2, "exit 1", step=0), "worker 2: exit 1 after step 0"),
-        (Failure(2, "silent for 1 s", fenced=True), "worker 2: silent for 1 s, fenced"),
+        (WorkerExited(2, "signal SIGKILL"), "worker 2: signal SIGKILL"),
+        (WorkerExited(2, "exit 1", step=0), "worker 2: exit 1 after step 0"),
+        (WorkerExited(2, "silent for 1 s", fenced=True), "worker 2: silent for 1 s, fenced"),
         (
-            Failure(2, "fenced after 9 s", fenced=True, limit="stall"),
+            WorkerExited(2, "fenced after 9 s", fenced=True, limit="stall"),
             "worker 2: fenced after 9 s (stall limit)",
         ),
         (
-            Failure(2, "silent for 1 s", step=7, phase="training", fenced=True, limit="heartbeat"),
+            WorkerExited(
+                2, "silent for 1 s", step=7, phase="training", fenced=True, limit="heartbeat"
+            ),
             "worker 2: silent for 1 s after step 7 while training, fenced (heartbeat limit)",
         ),
         (
-            Failure(2, "host b was lost: the connection has ended", step=7, limit="host"),
+            WorkerExited(2, "host b was lost: the connection has ended", step=7, limit="host"),
             "worker 2: host b was lost: the connection has ended after step 7",
         ),
     ],
 )
-def test_death_is_told_with_all_that_is_known(failure: Failure, sentence: str) -> None:
+def test_death_is_told_with_all_that_is_known(failure: WorkerExited, sentence: str) -> None:
     assert describe_failure(failure) == sentence
 
 
