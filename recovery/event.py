@@ -219,7 +219,7 @@ class WorkerExited(
 
 
 @dataclass(frozen=True)
-class DirectoryLost(Event):
+class RunDirectoryLost(Event):
     """The run directory is gone, or another job's: this job can save nothing any more."""
 
     exit_code: ExitCode

@@ -43,7 +43,6 @@ from holdfast.recovery.event import (
     AskToStop,
     CheckpointCommitted,
     Command,
-    DirectoryLost,
     End,
     Event,
     HostBack,
@@ -53,6 +52,7 @@ from holdfast.recovery.event import (
     LaunchEnded,
     LaunchOverdue,
     Renew,
+    RunDirectoryLost,
     StopAsked,
     TimeIsShort,
     WorkerCompleted,
@@ -283,7 +283,7 @@ class JobMachine:
 
     def _lose_directory(self, event: Event) -> Commands:
         """Kill the launch, ending: nothing can be saved any more, and no launch follows."""
-        assert isinstance(event, DirectoryLost)
+        assert isinstance(event, RunDirectoryLost)
         self._lost = self._lost or End(event.exit_code, event.reason)
         if self._state is JobState.ENDING:
             return ()
@@ -429,7 +429,7 @@ TRANSITIONS: MappingProxyType[tuple[JobState, type[Event]], _Action] = MappingPr
     | {(state, LaunchEnded): JobMachine._conclude for state in _ALIVE}
     | {(state, seen): JobMachine._change_slots for state in _ALIVE for seen in (HostLost, HostBack)}
     | {(state, TimeIsShort): JobMachine._hurry for state in _ALIVE}
-    | {(state, DirectoryLost): JobMachine._lose_directory for state in _ALIVE}
+    | {(state, RunDirectoryLost): JobMachine._lose_directory for state in _ALIVE}
     | {
         (JobState.LAUNCHING, WorkerJoined): JobMachine._join,
         (JobState.LAUNCHING, WorkerExited): JobMachine._die_early,

@@ -37,13 +37,13 @@ from holdfast.recovery.detector import counted_s
 from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.event import (
     CheckpointCommitted,
-    DirectoryLost,
     End,
     Event,
     HostBack,
     HostLost,
     LaunchEnded,
     LaunchOverdue,
+    RunDirectoryLost,
     StopAsked,
     TimeIsShort,
     WorkerCompleted,
@@ -108,7 +108,7 @@ class LaunchView:
     def concerns(self, event: Event) -> bool:
         """Return whether ``event`` is about this launch, not a late report of an older one."""
         match event:
-            case LaunchEnded() | LaunchOverdue() | StopAsked() | TimeIsShort() | DirectoryLost():
+            case LaunchEnded() | LaunchOverdue() | StopAsked() | TimeIsShort() | RunDirectoryLost():
                 return True
             case HostLost() | HostBack():
                 return True

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
 from holdfast.runtime.run.entries import Entry, of
-from holdfast.runtime.run.events import JobStarted, Launch, Paused, Relaunch, Step
+from holdfast.runtime.run.events import JobStarted, LaunchBegan, Paused, Relaunch, Step
 
 _NS = 1_000_000_000
-_LAUNCHES = (Launch, JobStarted, Relaunch)
+_LAUNCHES = (LaunchBegan, JobStarted, Relaunch)
 """A client that shows a job launches nothing: training has gone on without it."""
 
 SINCE_LAST_STEP = "since the last step"

@@ -24,7 +24,7 @@ from holdfast.runtime.commands.summary import finite
 from holdfast.runtime.head.visits import HeadStatus
 from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.entries import Entry, last_of, of, read_on
-from holdfast.runtime.run.events import Epoch, JobEnded, JobStarted, Launch, Restored, Step
+from holdfast.runtime.run.events import Epoch, JobEnded, JobStarted, LaunchBegan, Step, StepRestored
 from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.live_line import Pace, next_save_of
@@ -176,7 +176,7 @@ def job_status(
     job = newest_job(entries)
     progress = None if answer is None else answer.progress
     trains = not ending.is_over and (answer is None or answer.phase not in AFTER_TRAINING)
-    epoch, launch = last_of(entries, Epoch), last_of(job, Launch)
+    epoch, launch = last_of(entries, Epoch), last_of(job, LaunchBegan)
     started, ended = last_of(entries, JobStarted), last_of(job, JobEnded)
     launched = () if launch is None else launch.event.workers
     return JobStatus(
@@ -227,7 +227,9 @@ def pace_of(steps: Sequence[Entry[Step]]) -> Pace:
 def _journalled_step(entries: Entries) -> int:
     """Return the step that the newest launch has reached by its journal."""
     for entry in reversed(entries):
-        if isinstance(entry.event, (Step, WorkerCompleted, WorkerStopped, Restored, WorldFormed)):
+        if isinstance(
+            entry.event, (Step, WorkerCompleted, WorkerStopped, StepRestored, WorldFormed)
+        ):
             return entry.event.step
     return 0
 

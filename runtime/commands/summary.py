@@ -38,14 +38,14 @@ from holdfast.runtime.run.events import (
     JobEnded,
     JobStarted,
     JournalGap,
-    Launch,
+    LaunchBegan,
     MemoryDiffers,
     OutputDropped,
     Pressure,
     Recovery,
     Relaunch,
-    Restored,
     Step,
+    StepRestored,
     Suspected,
     death_counts,
 )
@@ -118,10 +118,10 @@ def _what_counts(entries: Entries) -> tuple[list[Step], tuple[EpochReport, ...]]
     is_starting = True
     for entry in entries:
         match entry.event:
-            case Launch() | JobStarted():
+            case LaunchBegan() | JobStarted():
                 _roll_back(steps, epochs, restored)
                 restored, is_starting = None, True
-            case Restored(step=step) if is_starting:
+            case StepRestored(step=step) if is_starting:
                 restored = max(restored or 0, step)
             case Step() as step:
                 restored, is_starting = None, False
@@ -226,7 +226,7 @@ def _relaunches(job: Entries) -> Iterable[Relaunch]:
         rest = job[index + 1 :]
         after = list(itertools.takewhile(lambda e: not isinstance(e.event, Relaunch), rest))
         left = _left_off(job[:index], is_renewal=entry.event.is_renewal)
-        restored = next(iter(of(after, Restored)), None)
+        restored = next(iter(of(after, StepRestored)), None)
         step = next(iter(of(after, Step)), None)
         yield replace(
             entry.event,

@@ -112,7 +112,7 @@ def run_job(
     except NothingToDo as reason:
         say(str(reason))
         return ExitCode.DONE
-    if isinstance(setup, Found):
+    if isinstance(setup, FoundJob):
         return attach_to(setup, options, batch).run()
     try:
         if link is not None:
@@ -124,7 +124,7 @@ def run_job(
     return client.run()
 
 
-class Found(NamedTuple):
+class FoundJob(NamedTuple):
     """The head of a job that this process shows from now on, and its signals since then."""
 
     head: FoundHead
@@ -137,7 +137,7 @@ def settle(
     prepare: Callable[[JobOptions, Stillness], JobSetup] = prepare_job,
     find: Find = find_owner,
     sleep: Callable[[float], None] = time.sleep,
-) -> JobSetup | Found:
+) -> JobSetup | FoundJob:
     """Return the job that may begin, or the one to show; ask again while another job is busy.
 
     Raises:
@@ -172,7 +172,7 @@ def settle(
 
 def _ask_owner(
     find: Find, directory: RunDirectory, asked: JobOptions | None
-) -> tuple[Owner, Found | None]:
+) -> tuple[Owner, FoundJob | None]:
     """Return who has a directory, and its head if this process shows it from now on."""
     signals = SignalPipe()
     with contextlib.ExitStack() as undone:
@@ -181,7 +181,7 @@ def _ask_owner(
         if owner.head is None:
             return owner, None
         undone.pop_all()
-        return owner, Found(owner.head, signals)
+        return owner, FoundJob(owner.head, signals)
 
 
 def begin_job(
@@ -303,7 +303,7 @@ def _next(run_dir: Path) -> str:
 
 
 def attach_to(
-    found: Found,
+    found: FoundJob,
     asked: JobOptions | None = None,
     batch: BatchJob | None = None,
     *,

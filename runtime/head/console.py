@@ -152,7 +152,7 @@ class JobConsole(Teller):
             self._journal.record(
                 Relaunch(command.reason, workers, command.spent, command.is_renewal)
             )
-        self._journal.record(events.Launch(command.generation, workers, command.relaunch))
+        self._journal.record(events.LaunchBegan(command.generation, workers, command.relaunch))
 
     def show(self, event: Event) -> None:
         """Say an event, as far as it concerns the user, and record it if the journal has such."""
@@ -357,7 +357,7 @@ class Comebacks:
             case Relaunch():
                 self._is_relaunched = True
                 self._left_at = self._left_at or now
-            case events.Launch(generation):
+            case events.LaunchBegan(generation):
                 self._generation = generation or 0
                 self._faults, self._deaths, self._recoveries = {}, {}, []
             case Step() as step if self._is_relaunched and step.generation >= self._generation:

@@ -24,13 +24,13 @@ from holdfast.recovery.event import (
     AskToStop,
     CheckpointCommitted,
     Command,
-    DirectoryLost,
     End,
     Event,
     KillLaunch,
     Launch,
     LaunchEnded,
     Renew,
+    RunDirectoryLost,
     StopAsked,
     TimeIsShort,
     WorkerCompleted,
@@ -188,7 +188,7 @@ class Decider:
     def lose_directory(self, exit_code: ExitCode, reason: str) -> None:
         """End the job, whose run directory is gone or another job's."""
         if not self._has_failed:  # else it ends with its launch
-            self._handle(DirectoryLost(exit_code, reason))
+            self._handle(RunDirectoryLost(exit_code, reason))
 
     def failed(self, error: Exception) -> None:
         """Decide nothing any more: the workers go on, and the job ends with their launch."""

@@ -78,7 +78,7 @@ class SaveRequests:
     def follow(self, entry: Entry[Any]) -> None:
         """Take note of the job's next line."""
         match entry.event:
-            case JobStarted() | events.Launch():
+            case JobStarted() | events.LaunchBegan():
                 self._is_training = self._is_over = False
                 self._last_step = self._step_of_worker = None
                 for request in self._waiting.values():

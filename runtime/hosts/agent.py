@@ -191,7 +191,7 @@ class HostAgent:
             case wire.Taken(size_bytes):
                 self._untaken_bytes -= size_bytes
                 self._send_output()
-            case wire.End(why):
+            case wire.EndHost(why):
                 self.is_orphan = False
                 self._end(why)
             case order:
@@ -384,7 +384,7 @@ def _wait_for_greeting(channel: LineChannel) -> wire.Greeting | None:
                 is_asked = True
             case wire.Greeting() as greeting:
                 return greeting
-            case wire.End():
+            case wire.EndHost():
                 break
     if not is_asked:
         with contextlib.suppress(OSError):  # the head may be gone

@@ -33,7 +33,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.hosts.host_facts import ANSWERS_WITHIN_S, HostFacts, Question, facts
 from holdfast.runtime.hosts.network import JobNetwork, Place, choose, places
 from holdfast.runtime.hosts.remote_shell import RemoteShell
-from holdfast.runtime.hosts.wire import ANSWER, End, Unasked
+from holdfast.runtime.hosts.wire import ANSWER, EndHost, Unasked
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.numerics import instruction_set, refuse_differences
 from holdfast.runtime.system import network
@@ -190,7 +190,7 @@ def ask_all(
 
 
 def _ask(name: str, shell: RemoteShell, question: Question) -> Asked:
-    lines = [json.dumps(to_message(message)) for message in (question, End())]
+    lines = [json.dumps(to_message(message)) for message in (question, EndHost())]
     began = time.time()
     try:
         text = "".join(f"{line}\n" for line in lines)

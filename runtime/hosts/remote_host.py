@@ -190,7 +190,7 @@ class RemoteHost:
         """Let the agent end its workers and itself; the host is lost then, for this reason."""
         self._why_dismissed = why
         if self._mirrors:
-            self._post(wire.End(why))
+            self._post(wire.EndHost(why))
         else:
             self.give_up(why)
 
@@ -200,7 +200,7 @@ class RemoteHost:
             self.is_lost = True
             self._reactor.forget(self._channel)
             if self._is_greeted:
-                self._post(wire.End())
+                self._post(wire.EndHost())
             else:  # the end of the connection says the same
                 self._channel.close()
 

@@ -86,17 +86,17 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndHost:
     """The agent ends its workers and itself."""
 
     why: str = "the job has ended"
 
 
-Opening = Question | Greeting | End
+Opening = Question | Greeting | EndHost
 """What the head says to an agent that it has started."""
 Answer = HostFacts | Unasked
 """What the agent says to that."""
-FromHead = Down | Ping | Words | Taken | End
+FromHead = Down | Ping | Words | Taken | EndHost
 FromHost = Up | Pong | Words | Output
 """What both say from the greeting on."""
 

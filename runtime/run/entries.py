@@ -186,6 +186,6 @@ def completed_step(entries: Sequence[Entry[Any]]) -> int | None:
     for entry in reversed(entries):
         if isinstance(entry.event, WorkerCompleted):
             return entry.event.step
-        if isinstance(entry.event, (events.Launch, events.JobStarted)):
+        if isinstance(entry.event, (events.LaunchBegan, events.JobStarted)):
             break
     return None

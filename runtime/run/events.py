@@ -154,7 +154,7 @@ class JobEnded(Event, name="job_ended"):
 
 
 @dataclass(frozen=True)
-class Launch(Event, name="launch", is_told=False):
+class LaunchBegan(Event, name="launch", is_told=False):
     """Workers are started; ``relaunch`` counts the launches before."""
 
     generation: int | None
@@ -234,7 +234,7 @@ class InitialWeights(Event, name="initial_weights", is_told=False):
 
 
 @dataclass(frozen=True)
-class Restored(Event, name="restored"):
+class StepRestored(Event, name="restored"):
     """A launch goes on from a checkpoint."""
 
     step: int

@@ -18,14 +18,14 @@ from holdfast.recovery.placement import REMEMBERED_S
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.run.checkpoint_events import Checkpoint, Rejected
 from holdfast.runtime.run.entries import Entry, entry_of
-from holdfast.runtime.run.events import JobEnded, JobStarted, Relaunch, Restored
+from holdfast.runtime.run.events import JobEnded, JobStarted, Relaunch, StepRestored
 from holdfast.runtime.run.files import BoundedCalls
 from holdfast.runtime.run.journal import JournalReader, Record, parse_line
 
 _HISTORY_WITHIN_S = 10.0
 """The journal of a year is read in a few seconds."""
 
-_TELLING = (JobStarted, JobEnded, Relaunch, Rejected, Checkpoint, Restored)
+_TELLING = (JobStarted, JobEnded, Relaunch, Rejected, Checkpoint, StepRestored)
 # Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
 _MARKS = tuple(f'"{event.NAME}"'.encode() for event in _TELLING)
 _NO_HISTORY = FailureHistory()
@@ -61,7 +61,7 @@ class RunHistory:
                 self._failures += 1
             case Rejected(step):
                 self._rejected.add(step)
-            case Checkpoint(step) | Restored(step):  # it is whole
+            case Checkpoint(step) | StepRestored(step):  # it is whole
                 self._rejected.discard(step)
                 if isinstance(event, Checkpoint):
                     self.saved_step = step

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, TextIO
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
 from holdfast.runtime.run.entries import Entry
-from holdfast.runtime.run.events import JobEnded, Launch, Recovery
+from holdfast.runtime.run.events import JobEnded, LaunchBegan, Recovery
 from holdfast.runtime.run.files import close, open_to_read, open_to_write
 from holdfast.runtime.run.journal import fields_of
 from holdfast.runtime.run.run_directory import Ownership
@@ -255,9 +255,9 @@ def _of_job(entries: Sequence[Entry[Any]]) -> Iterator[_Json]:
     for place, entry in enumerate(entries):
         event, end_us = entry.event, _us(entry.time)
         match event:
-            case Launch():
+            case LaunchBegan():
                 later = entries[place:]
-                ends = (one for one in later[1:] if isinstance(one.event, (Launch, JobEnded)))
+                ends = (one for one in later[1:] if isinstance(one.event, (LaunchBegan, JobEnded)))
                 until_us = _us(next(ends, later[-1]).time)
                 name = f"launch of {len(event.workers)} workers"
                 args = {"generation": event.generation}

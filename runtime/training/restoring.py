@@ -358,7 +358,7 @@ class JobRestore:
     def _tell_of_restored(self, saved: Manifest) -> None:
         """Record from where training goes on; say why it is no newer step, if there is one."""
         step, generation = saved.step, self._context.config.generation
-        self._context.journal.record(events.Restored(step=step, generation=generation))
+        self._context.journal.record(events.StepRestored(step=step, generation=generation))
         goes_on = f"training goes on from checkpoint step {step}"
         unread = [s for s, found in self._troubles.items() if found.finding.is_unread]
         rejected = [s for s in self._troubles if s not in unread]

@@ -29,7 +29,7 @@ from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.entries import entries_of
-from holdfast.runtime.run.events import JobEnded, JobStarted, Launch, Relaunch, Step, Warned
+from holdfast.runtime.run.events import JobEnded, JobStarted, LaunchBegan, Relaunch, Step, Warned
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.journal import Journal, parse_line, read_journal
 from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
@@ -130,7 +130,7 @@ def _begun(directory: RunDirectory, record: RunRecord) -> Files:
     directory.acquire_lease().release()
     journal = Journal(directory.journal_path, run_id=record.run_id, source="head")
     journal.record(JobStarted(4, None, None, None, None, None, None))
-    journal.record(Launch(GENERATION, (0, 1), None))
+    journal.record(LaunchBegan(GENERATION, (0, 1), None))
     for step in range(1, 6):
         journal.record(Step(step, 1, 0.01, 32, GENERATION))
     journal.record(Checkpoint(OLD, 0.1, 9000, GENERATION))

@@ -24,7 +24,7 @@ from holdfast.runtime.errors import JobError, RunDirectoryBusy
 from holdfast.runtime.head.job_setup import open_journal
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
-from holdfast.runtime.run.events import Launch
+from holdfast.runtime.run.events import LaunchBegan
 from holdfast.runtime.run.journal import Journal, next_generation, read_journal
 from holdfast.runtime.run.lease import LASTS_S, Lease
 from holdfast.runtime.run.program import Program
@@ -91,7 +91,7 @@ class Begin:
         directory.acquire_lease().release()
         save_step(CheckpointStore(directory.path), seed, OLD)
         journal = Journal(directory.journal_path, run_id=RUN_ID, source="client")
-        journal.record(Launch(3, (), None))
+        journal.record(LaunchBegan(3, (), None))
         journal.close()
         with directory.journal_path.open("ab") as file:
             file.write(_TORN)
@@ -106,7 +106,7 @@ class Begin:
         say(f"began {job.record.run_id}")
         _refuse_a_second(job, say)
         for number in range(LINES):
-            job.journal.record(Launch(job.generation, (), number))
+            job.journal.record(LaunchBegan(job.generation, (), number))
             say(f"line {number}")
         say(f"generation {job.generation}")
         _save(job, seed, say)

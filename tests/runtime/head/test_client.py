@@ -24,7 +24,7 @@ from holdfast.runtime.errors import ExitCode, RecoveryImpossible, RunDirectoryBu
 from holdfast.runtime.head.batch_job import BatchJob, ChainLink
 from holdfast.runtime.head.client import (
     Client,
-    Found,
+    FoundJob,
     SignalPipe,
     attach,
     attach_to,
@@ -116,7 +116,7 @@ def test_directory_is_taken_or_its_job_shown_or_asked_for_again_while_it_is_busy
         )
     except RunDirectoryBusy as error:
         got = str(error)
-    if isinstance(got, Found):
+    if isinstance(got, FoundJob):
         got.signals.restore()
         got = got.head
 
@@ -482,7 +482,7 @@ def test_client_that_fails_leaves_its_head_alone(started: Started) -> None:
     assert [type(message) for message in head.told] == [BeginJob]
 
 
-def found(started: Started, head: FakeHead, **fields: Any) -> Found:
+def found(started: Started, head: FakeHead, **fields: Any) -> FoundJob:
     """Return a head as `find_owner` does, whose job this process may show."""
     job = job_of(**fields)
     base = started.folder / "base"
@@ -493,7 +493,7 @@ def found(started: Started, head: FakeHead, **fields: Any) -> Found:
     process.pid = os.getpid()
     started.used.append(head)
     living = FoundHead(head.ours, cast(HeldProcess, process), said, lease)
-    return Found(living, SignalPipe())
+    return FoundJob(living, SignalPipe())
 
 
 @pytest.mark.parametrize(

@@ -270,9 +270,9 @@ def test_first_launch_is_silent_and_a_relaunch_says_why(told: Told) -> None:
 
     assert told.lines() == ["relaunching 1 worker (worker 1: signal SIGKILL)"]
     assert told.run.records == [
-        events.Launch(1, TWO, 0),
+        events.LaunchBegan(1, TWO, 0),
         Relaunch("worker 1: signal SIGKILL", (2,), 2),
-        events.Launch(3, (2,), 1),
+        events.LaunchBegan(3, (2,), 1),
     ]
 
 
@@ -286,8 +286,8 @@ DIED, RECOVERED = (
 )
 ALONE = at(10.041, Recovery(2, 20, (2,), (3,), next_step_ms=40.0))
 STRUCK = at(8.001, FaultStruck("kill", 2, 20, "compute"))
-LAUNCHED, RELAUNCHED = at(5.0, events.Launch(1, (), 0)), at(10.5, Relaunch("lost", (), 1))
-LATER, STEP = at(5.0, events.Launch(2, (), 1)), at(13.2, Step(121, 1, 0.5, 8, 1))
+LAUNCHED, RELAUNCHED = at(5.0, events.LaunchBegan(1, (), 0)), at(10.5, Relaunch("lost", (), 1))
+LATER, STEP = at(5.0, events.LaunchBegan(2, (), 1)), at(13.2, Step(121, 1, 0.5, 8, 1))
 STEPS = at(75.0, Step(4, 1, 0.5, 8, 1, 4))
 
 

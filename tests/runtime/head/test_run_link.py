@@ -17,7 +17,7 @@ from holdfast.recovery.event import WorldFormed
 from holdfast.runtime.head import run_link
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.run.entries import Entry
-from holdfast.runtime.run.events import HungUp, JobEnded, Launch, Step
+from holdfast.runtime.run.events import HungUp, JobEnded, LaunchBegan, Step
 from holdfast.runtime.run.journal import Record, RecordedEvent, Records
 from holdfast.runtime.saving.run_files import (
     CheckDirectory,
@@ -42,7 +42,12 @@ def records_of(message: JournalLines) -> list[Record]:
     return [json.loads(line) for line in message.lines]
 
 
-BEGIN, LAUNCH, WORLD, END = HungUp(), Launch(1, (), 0), WorldFormed(1, (), 0), JobEnded(0, "over")
+BEGIN, LAUNCH, WORLD, END = (
+    HungUp(),
+    LaunchBegan(1, (), 0),
+    WorldFormed(1, (), 0),
+    JobEnded(0, "over"),
+)
 STEP = Step(1, 1, 0.5, 8, 1)
 
 
@@ -129,14 +134,14 @@ def test_record_of_the_head_is_stamped_and_named(linked: Linked) -> None:
     writer = linked.connect()
     before = time.monotonic()
 
-    linked.link.record(Launch(3, (), 0))
+    linked.link.record(LaunchBegan(3, (), 0))
 
     (record,) = writer.lines()
     assert before <= record["now"] <= time.monotonic()
     assert abs(record["time"] - time.time()) < 3600.0
     named = {name: record[name] for name in ("event", "run_id", "source", "generation")}
     assert named == {"event": "launch", "run_id": "r", "source": "head", "generation": 3}
-    assert [entry.event for entry in linked.records] == [Launch(3, (), 0)]
+    assert [entry.event for entry in linked.records] == [LaunchBegan(3, (), 0)]
 
 
 def test_records_of_another_process_keep_their_order_and_their_age(linked: Linked) -> None:

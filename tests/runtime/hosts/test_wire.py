@@ -36,7 +36,7 @@ from holdfast.runtime.hosts.wire import (
     FROM_HEAD,
     FROM_HOST,
     Changes,
-    End,
+    EndHost,
     FromHead,
     FromHost,
     Output,
@@ -72,7 +72,7 @@ DOWN: tuple[FromHead, ...] = (
     Ping(3, 2),
     WORDS,
     Taken(7),
-    End("lost"),
+    EndHost("lost"),
 )
 UP: tuple[FromHost, ...] = (
     Forked(1, W, 77),

@@ -56,7 +56,7 @@ TOLD: list[tuple[Event, str]] = [
     (events.Warned("the clock is wrong"), "the clock is wrong"),
     (events.Paused(seconds=66.0, until=74.5), "the job stood still for 66 s, and goes on"),
     (events.JobEnded(75, "stopped at step 4"), "ended with exit code 75: stopped at step 4"),
-    (events.Launch(generation=1, workers=(0, 1), relaunch=0), ""),
+    (events.LaunchBegan(generation=1, workers=(0, 1), relaunch=0), ""),
     (
         events.Relaunch("all died", (7,), spent=1, is_renewal=False),
         "relaunched 1 worker: all died",
@@ -72,7 +72,7 @@ TOLD: list[tuple[Event, str]] = [
     ),
     (events.NumericsDiffer(("threads: 1, now 2",)), ""),
     (events.InitialWeights(source="/w.h5", sha256="ab"), ""),
-    (events.Restored(2, generation=1), "restored step 2"),
+    (events.StepRestored(2, generation=1), "restored step 2"),
     (events.Step(9, 1, 0.5, 8, 1), ""),
     (events.Step(9, 1, 1.5, 24, 1, steps=3), ""),
     (
@@ -171,7 +171,7 @@ def test_event_is_read_as_it_was_recorded(event: Event, tmp_path: Path) -> None:
 
 
 def test_line_lacks_a_field_that_says_nothing_but_not_one_that_may_say_so() -> None:
-    told = events.Restored(2, generation=None), events.FaultStruck("kill", 2, 3, "vote")
+    told = events.StepRestored(2, generation=None), events.FaultStruck("kill", 2, 3, "vote")
 
     assert list(map(fields_of, told)) == [
         {"step": 2, "generation": None},

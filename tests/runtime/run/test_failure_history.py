@@ -12,7 +12,7 @@ from journal_entries import entry, line
 from holdfast.recovery.placement import REMEMBERED_S
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.run.checkpoint_events import Checkpoint, Rejected
-from holdfast.runtime.run.events import JobStarted, Relaunch, Restored
+from holdfast.runtime.run.events import JobStarted, Relaunch, StepRestored
 from holdfast.runtime.run.failure_history import (
     HistoryReader,
     RunHistory,
@@ -153,7 +153,7 @@ def test_rejected_step_is_remembered_until_it_is_saved_or_restored(path: Path) -
     for step in (10, 20, 30, 40, 50):
         journal.record(Rejected(step, "a byte"))
     journal.record(Checkpoint(20, 1.0, 1, 1))
-    journal.record(Restored(30, 1))
+    journal.record(StepRestored(30, 1))
     journal.close()
 
     assert HistoryReader(path).read().rejected == (10, 40, 50)

@@ -17,7 +17,7 @@ from whole_save import save
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.run.checkpoint_events import Checkpoint, Rejected, StorageDowngrade
-from holdfast.runtime.run.events import FaultStruck, HungUp, Launch, Step
+from holdfast.runtime.run.events import FaultStruck, HungUp, LaunchBegan, Step
 from holdfast.runtime.run.journal import (
     TAIL_BYTES,
     Journal,
@@ -522,7 +522,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 def write_journal(directory: RunDirectory, generation: int) -> None:
     journal = Journal(directory.journal_path, run_id="r", source="head")
-    journal.record(Launch(generation, (), 0))
+    journal.record(LaunchBegan(generation, (), 0))
     journal.close()
 
 
