@@ -24,10 +24,11 @@ import harness
 from holdfast.recovery.event import HostLost
 from holdfast.recovery.placement import HostSlots, place_workers
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host.host import Host, LocalHost
 from holdfast.runtime.host.host_messages import News
+from holdfast.runtime.host.hosted_launch import HostedLaunch
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.pool_process import PoolSettings
-from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost
 from holdfast.runtime.hosts.wire import Greeting
 from holdfast.runtime.options.job_options import JobOptions
@@ -52,10 +53,11 @@ class Head:
         self.lost: list[str] = []
         self.ready = 0
         self._polled_at = witnessed_s()
-        self.host = WorkerHost(
-            self.reactor,
-            self.output,
-            self._heard,
+        own = LocalHost()
+        parts = self.reactor, self._heard, [own]
+        self.launch = own.launch = HostedLaunch(*parts, heartbeat_timeout_s=TIMEOUT_S)
+        self.host = own.host = Host(
+            *(self.reactor, self.output, own.tell),
             heartbeat_timeout_s=TIMEOUT_S,
             pool=PoolSettings((), "holdfast.runtime.keras.script_setup:main"),
         )
@@ -75,20 +77,19 @@ class Head:
     @property
     def steps(self) -> int:
         """How often a host has told words of its workers: each time makes a step."""
-        return sum(hosted.page.step for hosted in self.host.launch.workers) // len(
-            self.config.workers
-        )
+        return sum(hosted.page.step for hosted in self.launch.workers) // len(self.config.workers)
 
     def run(self, until: float) -> None:
         """Loop as an agent does until a moment of the monotonic clock."""
         pause_s = pulse_interval_s(TIMEOUT_S)
         while time.monotonic() < until:
             self.reactor.run_once(max(0.0, min(pause_s, until - time.monotonic())))
-            self.host.push()
+            self.launch.push()
             now = witnessed_s()
             if now - self._polled_at >= pause_s:
                 self._polled_at = now
-                self.host.poll(now)
+                self.host.poll(now, self.launch.shells)
+                self.launch.poll(now)
 
     def _connect(self, folder: Path, name: str) -> None:
         there, back = folder / f"{name}.in", folder / f"{name}.out"
@@ -98,7 +99,7 @@ class Head:
         def answered() -> None:
             self.ready += 1
 
-        self.host.add_host(
+        self.launch.start_host(
             lambda hear, lose: RemoteHost(
                 self.reactor, self.output, HostStart(command, greeting), hear, lose, answered
             )
@@ -163,10 +164,8 @@ class _Far:
             self.channel.post({"kind": "Pong", "number": message["number"]})
         elif message["kind"] == "MakeWorkers":
             generation, workers = message["generation"], message["workers"]
-            of = ",".join(
-                f'{{"generation":{generation},"worker":{worker},"words":WORDS}}'
-                for worker in workers
-            )
+            one = f'{{"generation":{generation},"worker":NUMBER,"words":WORDS}}'
+            of = ",".join(one.replace("NUMBER", str(worker)) for worker in workers)
             self._line = f'{{"kind":"Words","clock":NOW,"of":[{of}]}}\n'
 
     def tell_words(self, ticks: int) -> None:
@@ -210,7 +209,7 @@ def _measure(folder: Path, options: argparse.Namespace) -> None:
     while head.ready < options.hosts and time.monotonic() < deadline:
         head.run(time.monotonic() + 0.2)
     began = time.process_time()
-    head.host.begin(head.config)
+    head.launch.begin(head.config)
     print(f"{head.ready} hosts answer; a launch takes {1e3 * (time.process_time() - began):.0f} ms")
     head.run(time.monotonic() + 2.0)
     began, wall, steps = time.process_time(), time.monotonic(), head.steps
@@ -230,6 +229,7 @@ def _measure(folder: Path, options: argparse.Namespace) -> None:
         head.run(time.monotonic() + 0.1)
     took = time.monotonic() - struck
     print(f"half of them fell silent: {len(head.lost)} were given up after {took:.1f} s")
+    head.launch.close()
     head.host.close()
     far.kill()
     far.wait()

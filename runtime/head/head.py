@@ -106,7 +106,7 @@ class Head:
         code = None
         while code is None:
             now = self._agent.turn()
-            code = self.poll(now, is_idle=self._agent.host.launch.is_idle)
+            code = self.poll(now, is_idle=self._agent.launch.is_idle)
         return code
 
     def _take_files(self, channel: Channel) -> None:
@@ -124,7 +124,7 @@ class Head:
             client=None if self._client is None else self._client.pid,
             run_dir=None if job is None else str(job.job.config.run_dir),
             launch=None if job is None else job.decider.log.summary,
-            seen=self._agent.host.launch.describe(),
+            seen=self._agent.launch.describe(),
         )
 
     def poll(self, now: float, *, is_idle: bool) -> ExitCode | None:
@@ -141,7 +141,7 @@ class Head:
                 if self._hosts is not None and job.decider.end is None:
                     self._hosts.poll(now)
                 job.decider.poll(now, is_idle=is_idle, is_held=self._held is not None)
-                job.progress.show(self._agent.host.launch.progress)
+                job.progress.show(self._agent.launch.progress)
                 self._show_metrics(job, now)
             if self._held is not None and not self._waits_for_hosts(job):
                 held, self._held = self._held, None
@@ -153,7 +153,7 @@ class Head:
     def _show_metrics(self, job: _RunningJob, now: float) -> None:
         if job.job.config.options.metrics_file and now - self._shown_at >= _METRICS_EVERY_S:
             self._shown_at = now
-            job.run.look(self._agent.host.launch.describe())
+            job.run.look(self._agent.launch.describe())
 
     @property
     def _waits_for_client(self) -> bool:
@@ -170,7 +170,7 @@ class Head:
         elif not job.run.is_connected and now >= self._next_writer_at:
             self._next_writer_at = now + self._writer_pause_s
             self._writer_pause_s = min(2 * self._writer_pause_s, _LONGEST_WRITER_PAUSE_S)
-            self._agent.host.part.writer.start()
+            self._agent.host.writer.start()
 
     def _poll_without_job(self, now: float) -> ExitCode | None:
         if now < self._waits_until and os.getppid() == self._parent:
@@ -245,7 +245,7 @@ class Head:
             job.progress.end()
             job.console.lost_output()
         if not job.run.is_connected:  # the end of the job would be lost
-            self._agent.host.part.writer.start()
+            self._agent.host.writer.start()
         job.run.close(is_over=job.decider.end is not None)
 
     def _take_client(self, visitor: Visitor, asked: BeginJob | ShowJob, fds: Sequence[int]) -> None:

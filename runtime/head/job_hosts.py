@@ -54,14 +54,12 @@ class JobHosts:
         self._refused: set[str] = set()
         """Those whose agents end for that."""
         for own in job.hosts[:1]:
-            agent.host.own_name = own.name
             # Now: when a host is lost, the disk with the modules may hang.  A job on one host
             # imports nothing for others.
             import holdfast.runtime.hosts.checked_hosts
             import holdfast.runtime.hosts.remote_host  # noqa: F401
 
-            if job.network is not None:
-                agent.host.launch.pairs = PairTrials(job.network, own.name)
+            agent.launch.pairs = PairTrials(job.network or "", own.name)
         self._looked_at = self._stood_still_at = lease_clock_s()
         self._lease_s = LEASE_SHARE * job.config.options.heartbeat_timeout_s
         self._stood_still_at -= self._lease_s
@@ -170,7 +168,7 @@ class JobHosts:
 
     def _answered(self, name: str) -> None:
         if self._roster.is_tried(name):
-            self._agent.host.admit(name, lambda why: self._admitted(name, why))
+            self._agent.launch.admit(name, lambda why: self._admitted(name, why))
         else:
             self._roster.answered(name)
 
@@ -202,7 +200,7 @@ class JobHosts:
             question = self._question()
             start = replace(start, question=question, examine=partial(self._examine, name))
         reactor, output = self._agent.reactor, self._agent.output
-        self._agent.host.add_host(
+        self._agent.launch.start_host(
             lambda hear, lose: RemoteHost(
                 reactor, output, start, hear, lose, lambda: self._answered(name)
             ),

@@ -41,14 +41,15 @@ from holdfast.recovery.event import (
     WorkerExited,
 )
 from holdfast.recovery.launch import KILLED_WITH_ITS_LAUNCH
+from holdfast.runtime.host.host import Host, LocalHost
 from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder, News, Order
+from holdfast.runtime.host.hosted_launch import HostedLaunch
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedWorker
 from holdfast.runtime.host.limits import HostLimits, HostWatch
 from holdfast.runtime.host.mpi_host import MpiHost
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.peers import StoppedProcesses
 from holdfast.runtime.host.pool_process import PoolStart
-from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import OutputDropped, Paused
 from holdfast.runtime.system.channel import Channel, Listener, Message
@@ -99,7 +100,7 @@ class Visitor:
 class Orders:
     """Carries out the orders of the head."""
 
-    host: WorkerHost
+    workers: HostedLaunch
     mpi: MpiHost
     tell: Callable[[Event], None]
     watch: HostWatch
@@ -117,24 +118,24 @@ class Orders:
             case LaunchOrder():
                 self._begin(order.config, order.mpi)
             case KillLaunch(_, is_urgent):
-                self.host.launch.kill_all(KILLED_WITH_ITS_LAUNCH, is_urgent=is_urgent)
+                self.workers.kill_all(KILLED_WITH_ITS_LAUNCH, is_urgent=is_urgent)
                 self.mpi.kill()
             case AbandonLaunch(reason):
                 self._abandon(reason)
             case AskToSave():
-                self.host.launch.ask_all(RequestFlag.SAVE)
+                self.workers.ask_all(RequestFlag.SAVE)
             case AskToStop():
-                self.host.launch.stop_all()
+                self.workers.stop_all()
             case Renew():  # an order to stop would end the job
-                self.host.launch.ask_all(RequestFlag.STOP)
+                self.workers.ask_all(RequestFlag.STOP)
 
     def _begin(self, launch: WorkerConfig, order: MpiOrder | None) -> None:
         self.launch = launch
         self.watch.begin(len(launch.workers))
         try:
-            self.host.begin(launch)
+            self.workers.begin(launch)
         except OSError as error:
-            self.host.launch.kill_all("its launch cannot begin")
+            self.workers.kill_all("its launch cannot begin")
             self._give_up(f"{len(launch.workers)} workers cannot be made: {error}")
             return
         if order is not None:
@@ -152,7 +153,7 @@ class Orders:
 
     def _abandon(self, reason: str) -> None:
         """Give a launch up whose processes do not even end when they are killed."""
-        self.host.launch.abandon(reason)
+        self.workers.abandon(reason)
         self.mpi.abandon()
         if self.launch is not None:
             self._give_up("")
@@ -187,20 +188,23 @@ class Agent:
         self._introduce_to_head = introduce
         self._listener = self._listening()
         limits = HostLimits(settings.directory)
-        self._watch = HostWatch(
-            limits, self.tell, lambda: self.host.launch.ask_all(RequestFlag.SAVE)
+        self._watch = HostWatch(limits, self.tell, lambda: self.launch.ask_all(RequestFlag.SAVE))
+        limit_s = settings.heartbeat_timeout_s
+        own = LocalHost()
+        self.launch = own.launch = HostedLaunch(
+            self.reactor, self._tell_explained, [own], heartbeat_timeout_s=limit_s
         )
-        self.host = WorkerHost(
+        self.host = own.host = Host(
             self.reactor,
             self.output,
-            self._tell_explained,
-            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+            own.tell,
+            heartbeat_timeout_s=limit_s,
             pool=settings.pool,
             on_files=on_files,
         )
         self._mpi = MpiHost(self.reactor, self.tell, settings.directory)
         self._stopped = StoppedProcesses(settings.heartbeat_timeout_s)
-        self._orders = Orders(self.host, self._mpi, self.tell, self._watch, self.socket)
+        self._orders = Orders(self.launch, self._mpi, self.tell, self._watch, self.socket)
 
     @property
     def socket(self) -> Path:
@@ -221,27 +225,28 @@ class Agent:
 
     def turn(self) -> float:
         """Wait until something happens or is due, and see to it; return the time then."""
-        if self.host.launch.is_helpless:
+        if self.launch.is_helpless:
             self.obey(AbandonLaunch("no worker can be made"))
         pause_s = self._pause_s
         self.reactor.run_once(max(0.0, self._polled_at + pause_s - witnessed_s()))
         now = witnessed_s()
-        self.host.push()
+        self.launch.push()
         self._tell_pause()
-        self._mpi.poll(now, self.host.launch.state)
+        self._mpi.poll(now, self.launch.state)
         if now - self._polled_at >= pause_s:
             self._polled_at = now
             self._keep_directory()
-            self.host.poll(now, self._mpi.pid)
+            self.host.poll(now, (self._mpi.pid, *self.launch.shells))
+            self.launch.poll(now)
             self._end_stopped_helpers(now)
-            has_workers = any(hosted.pid is not None for hosted in self.host.launch.workers)
+            has_workers = any(hosted.pid is not None for hosted in self.launch.workers)
             self._watch.poll(now, has_workers=has_workers)
             self._tell_dropped()
         return now
 
     def _tell_pause(self) -> None:
         """Tell that the whole job stood still until now, if it has."""
-        counters = {hosted.worker: hosted.page.counter for hosted in self.host.launch.workers}
+        counters = {hosted.worker: hosted.page.counter for hosted in self.launch.workers}
         self._pauses = self._pauses.observe(counters, time.monotonic())
         pause = self._pauses.pause
         if pause is not None:
@@ -250,13 +255,14 @@ class Agent:
     @property
     def _pause_s(self) -> float:
         """Seconds from one poll to the next."""
-        if self.host.launch.is_inquiring:
+        if self.launch.is_inquiring:
             return min(_INQUIRING_POLL_S, self._poll_s)
-        may_rest = self.host.launch.is_idle and not self.host.has_other_hosts
+        may_rest = self.launch.is_idle and not self.launch.shells
         return _IDLE_POLL_S if may_rest else self._poll_s
 
     def close(self) -> None:
         """Kill the workers, wait for them, and leave nothing behind."""
+        self.launch.close()
         self.host.close()
         self._mpi.close()
         self._listener.close()
@@ -288,7 +294,7 @@ class Agent:
             before, self._listener = self._listener, self._listening()
             self.reactor.forget(before)
             before.close(is_removed=False)
-            self.host.launch.notify(
+            self.launch.notify(
                 f"the job's private directory {self.settings.directory} was removed, and was made "
                 "again; systemd removes it when the user logs out, unless `loginctl enable-linger` "
                 "was called"
@@ -319,7 +325,7 @@ class Agent:
             channel.close()
             hello.close()
         else:
-            self.host.launch.take_guard(GuardLink(channel, process), hello)
+            self.launch.take_guard(GuardLink(channel, process), hello)
 
     def _tell_dropped(self) -> None:
         dropped = self.streams.dropped
@@ -331,10 +337,10 @@ class Agent:
         """Kill each process around the workers that has been stopped for longer than the limit."""
         ends: dict[int | None, Callable[[str], None]] = {
             self._mpi.pid: self._end_launch,
-            self.host.part.pool.pid: self.host.part.pool.replace,
-            self.host.part.writer.pid: self.host.part.writer.replace,
+            self.host.pool.pid: self.host.pool.replace,
+            self.host.writer.pid: self.host.writer.replace,
         }
-        for hosted in self.host.launch.workers:
+        for hosted in self.launch.workers:
             if hosted.guard is not None:
                 ends[hosted.guard.pid] = partial(_end_worker, hosted)
         found = [pid for pid in ends if pid is not None]
@@ -342,7 +348,7 @@ class Agent:
             ends[pid](f"stopped for {seconds:.1f} s")
 
     def _end_launch(self, why: str) -> None:
-        self.host.launch.kill_all(f"mpiexec {why}")
+        self.launch.kill_all(f"mpiexec {why}")
         self._mpi.kill()
 
 

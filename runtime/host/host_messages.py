@@ -1,6 +1,6 @@
 """What the launch part and a host part tell each other, and the way that a message takes.
 
-The *launch part* (`LaunchPart`) decides about all workers of a launch.  A *host part* (`HostPart`)
+The *launch part* (`HostedLaunch`) decides about all workers of a launch.  A *host part* (`Host`)
 has the processes of one host and does what needs its kernel.  They share no object but the status
 of each worker, of which every word has one writer: on another host it may be a mirror.  So a job
 on one host runs the code of one on several, and a message may go through a queue or as JSON.

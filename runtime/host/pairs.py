@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from typing import TypeAlias
 
-from holdfast.recovery.placement import Pair
+from holdfast.recovery.placement import Pair, left_out
 from holdfast.runtime.host.host_messages import HostLink, Meet, Met
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.system.network import Meeting, MeetingPlace, fault_of, interface_on
@@ -91,8 +91,8 @@ class _Trial:
 class PairTrials:
     """Tries all pairs of hosts; one trial waits for the end of another."""
 
-    def __init__(self, network: str, own_name: str) -> None:
-        """Take the network of the job, and the name of this host."""
+    def __init__(self, network: str = "", own_name: str = "") -> None:
+        """Take the network of the job and the name of this host; a job on one host has neither."""
         self.network = network
         self.own_name = own_name
         self._trials: list[_Trial] = []
@@ -100,11 +100,32 @@ class PairTrials:
 
     def begin(self, hosts: Iterable[HostLink], conclude: Callable[[Broken], None]) -> None:
         """Try all pairs of these hosts; ``conclude`` hears which of them are broken."""
+        if not self.network:
+            conclude({})
+            return
         self._count += 1
         named = {host.name or self.own_name: host for host in hosts}
         self._trials.append(_Trial(self._count, named, conclude))
         if len(self._trials) == 1:
             self._ask()
+
+    def find_left_out(
+        self,
+        hosts: Iterable[HostLink],
+        workers: Callable[[], Mapping[str, int]],
+        conclude: Callable[[Mapping[str, str]], None],
+    ) -> None:
+        """Try all pairs; ``conclude`` hears which hosts are to be left out, and why.
+
+        ``workers`` tells at the end how many each host has that is still there, this one first.
+        """
+
+        def judge(broken: Broken) -> None:
+            living = workers()
+            out = left_out(living, [pair for pair in broken if pair <= living.keys()])
+            conclude({name: self.why(name, broken) for name in out})
+
+        self.begin(hosts, judge)
 
     def hear(self, host: HostLink, answer: Met) -> None:
         """Take note of where a host listens, or of what it has found out."""
@@ -133,10 +154,10 @@ class PairTrials:
             self._end()
 
     def why(self, name: str, broken: Broken) -> str:
-        """Return in words why a host is left out."""
+        """Return in words whom a host does not reach, "" if it reaches all."""
         found = {next(iter(pair - {name})): why for pair, why in broken.items() if name in pair}
-        others, faults = ", ".join(sorted(found)), "; ".join(sorted(set(found.values())))
-        return f"{name} does not reach {others} on {self.network} ({faults})"
+        others, faults = ", ".join(sorted(found)), "; ".join(sorted({*found.values()}))
+        return "" if not found else f"{name} does not reach {others} on {self.network} ({faults})"
 
     def _ask(self) -> None:
         trial = self._trials[0]

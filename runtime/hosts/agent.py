@@ -27,8 +27,8 @@ from holdfast.recovery.event import WorkerExited
 from holdfast.recovery.host_lease import HostLease
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.slurm_calls import bring_back
+from holdfast.runtime.host.host import Host
 from holdfast.runtime.host.host_messages import Down, Seen, Up
-from holdfast.runtime.host.host_part import HostPart
 from holdfast.runtime.host.limits import HostLimits, HostWatch
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolStart
@@ -121,7 +121,7 @@ class HostAgent:
         limits = HostLimits(Path("/dev/shm/holdfast"))  # the directory's own disk may hang
         # The head asks all workers for a save when it hears of a pressure.
         self._watch = HostWatch(limits, self._tell, lambda: None)
-        self._part = HostPart(
+        self._part = Host(
             self._reactor,
             self._output,
             self._tell,

@@ -96,8 +96,8 @@ class FakeAgent:
         self.writers_started = 0
         writer = SimpleNamespace(start=self._start_writer)
         progress = {"workers": 2, "phase": "training"}
-        launch = SimpleNamespace(progress=progress, describe=lambda: progress)
-        self.host = SimpleNamespace(launch=launch, part=SimpleNamespace(writer=writer))
+        self.launch = SimpleNamespace(progress=progress, describe=lambda: progress)
+        self.host = SimpleNamespace(writer=writer)
 
     def _start_writer(self) -> None:
         self.writers_started += 1

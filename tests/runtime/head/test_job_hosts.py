@@ -77,11 +77,9 @@ class _Hosts:
         self.reactor = Reactor()
         self.output = OutputForwarder({}, verbose=False)
         self.why_not = ""
-        host = SimpleNamespace(
-            own_name="", add_host=self._add, admit=self._admit, launch=SimpleNamespace()
-        )
+        launch = SimpleNamespace(start_host=self._add, admit=self._admit)
         agent: Any = SimpleNamespace(
-            host=host, reactor=self.reactor, output=self.output, tell=self.told.append
+            launch=launch, reactor=self.reactor, output=self.output, tell=self.told.append
         )
         self.hosts = JobHosts(job, agent, is_taken_over=is_taken_over)
 

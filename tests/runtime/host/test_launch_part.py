@@ -41,8 +41,8 @@ from holdfast.runtime.host.host_messages import (
     Up,
     Watch,
 )
+from holdfast.runtime.host.hosted_launch import HostedLaunch
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink
-from holdfast.runtime.host.launch_part import LaunchPart
 from holdfast.runtime.host.pairs import PairTrials
 from holdfast.runtime.host.pool_process import Forked, LetBegin
 from holdfast.runtime.run.events import Notice, PoolRestarted, Stalled
@@ -60,7 +60,7 @@ from holdfast.runtime.system.worker_status import (
 )
 
 T = TypeVar("T")
-LAUNCH = worker_config(0, (0, 1, 2, 3), stall_timeout_s=0.0)
+LAUNCH = worker_config(0, (0, 1, 2, 3), stall_timeout_s=0.0, hosts=("", "", "b", "b"))
 
 
 class FarHost:
@@ -72,7 +72,7 @@ class FarHost:
     unheard_s = leased_s = 0.0
 
     def __init__(self, queue: Queue) -> None:
-        self.launch: LaunchPart
+        self.launch: HostedLaunch
         self._queue = queue
         self.heard: list[Down] = []
         self.statuses: dict[WorkerId, WorkerStatus] = {}
@@ -135,12 +135,12 @@ class World:
         self.reactor = Reactor()
         queue = Queue()
         self.near, self.far = self.hosts = (FarHost(queue), FarHost(queue))
-        self.launch = LaunchPart(
+        self.launch = HostedLaunch(
             self.reactor, self.events.append, self.hosts, heartbeat_timeout_s=2.0
         )
         self.near.launch = self.far.launch = self.launch
-        placed = {worker: self.hosts[worker // 2] for worker in LAUNCH.workers}
-        self.launch.begin(LAUNCH, placed)
+        self.far.name = "b"
+        self.launch.begin(LAUNCH)
         self.guards: list[Channel] = []
         for worker in LAUNCH.workers:
             self.host_of(worker).tell(Forked(1, worker, 100 + worker))
@@ -448,10 +448,10 @@ def test_every_message_is_named_by_one_of_both_ways() -> None:
 def test_host_that_is_lost_while_the_ways_to_it_are_tried_takes_no_worker(world: World) -> None:
     """Those that were to try them are asked for others next."""
     pairs = world.launch.pairs = PairTrials("10.1.0.0/16", "a")
-    world.far.name = "b"
     newcomer, told, found = FarHost(Queue()), [], []
     newcomer.name = "c"
-    world.launch.examine(newcomer, told.append)
+    world.launch.start_host(lambda *_: newcomer, is_tried=True)
+    world.launch.admit("c", told.append)
     pairs.begin(world.hosts, found.append)
     newcomer.is_lost = True
     world.launch.lose_host(newcomer, "its link is cut")

@@ -35,8 +35,7 @@ class Agent:
         self.done: list[tuple[object, ...]] = []
         self.errors: dict[str, OSError] = {}
         self.told: list[Event] = []
-        parts = {part: SimpleNamespace(**self._calls(part)) for part in ("host", "mpi", "watch")}
-        parts["host"].launch = parts["host"]
+        parts = {part: SimpleNamespace(**self._calls(part)) for part in ("workers", "mpi", "watch")}
         self.orders = Orders(**parts, tell=self.told.append, socket=Path("/a.sock"))  # type: ignore[arg-type]
 
     def _calls(self, part: str) -> dict[str, Callable[..., None]]:
@@ -59,7 +58,7 @@ def test_workers_of_a_launch_are_announced_before_mpiexec_is_started(agent: Agen
 
     assert agent.done == [
         ("watch begin", 2),
-        ("host begin", CONFIG),
+        ("workers begin", CONFIG),
         ("mpi begin", 3, MPI, 2, Path("/a.sock")),
     ]
     assert agent.told == []
@@ -68,7 +67,7 @@ def test_workers_of_a_launch_are_announced_before_mpiexec_is_started(agent: Agen
 @pytest.mark.parametrize(
     ("part", "words", "undone"),
     [
-        ("host begin", "2 workers cannot be made: no more", [("host kill_all",)]),
+        ("workers begin", "2 workers cannot be made: no more", [("workers kill_all",)]),
         ("mpi begin", "/opt/mpiexec cannot be started: no more", []),
     ],
 )
@@ -90,11 +89,11 @@ KILLED = "killed with its launch"
 @pytest.mark.parametrize(
     ("order", "done"),
     [
-        (KillLaunch("late", is_urgent=True), [("host kill_all", KILLED, True), ("mpi kill",)]),
-        (KillLaunch("late"), [("host kill_all", KILLED, False), ("mpi kill",)]),
-        (AskToSave(), [("host ask_all", RequestFlag.SAVE)]),
-        (AskToStop(), [("host stop_all",)]),
-        (Renew("2 are left"), [("host ask_all", RequestFlag.STOP)]),
+        (KillLaunch("late", is_urgent=True), [("workers kill_all", KILLED, True), ("mpi kill",)]),
+        (KillLaunch("late"), [("workers kill_all", KILLED, False), ("mpi kill",)]),
+        (AskToSave(), [("workers ask_all", RequestFlag.SAVE)]),
+        (AskToStop(), [("workers stop_all",)]),
+        (Renew("2 are left"), [("workers ask_all", RequestFlag.STOP)]),
     ],
 )
 def test_order_reaches_all_workers(agent: Agent, order: Order, done: list[object]) -> None:
@@ -114,5 +113,5 @@ def test_launch_that_does_not_even_end_when_it_is_killed_is_given_up(
 
     agent.orders.obey(AbandonLaunch("it hangs"))
 
-    assert agent.done == [("host abandon", "it hangs"), ("mpi abandon",)]
+    assert agent.done == [("workers abandon", "it hangs"), ("mpi abandon",)]
     assert agent.told == [LaunchEnded()] * is_launched

@@ -14,11 +14,12 @@ from configs import worker_config
 
 from holdfast.recovery.event import CheckpointCommitted, WorkerExited
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host.host import Host, LocalHost
 from holdfast.runtime.host.host_messages import Lead, News
+from holdfast.runtime.host.hosted_launch import HostedLaunch
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.pool_process import Forked, PoolSettings
-from holdfast.runtime.host.worker_host import WorkerHost
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import HungUp, Notice, WorkerFenced
 from holdfast.runtime.run.journal import RecordedEvent, Records
@@ -125,7 +126,7 @@ class FakeWriter:
     def close(self) -> None: ...
 
 
-class Host:
+class Watched:
     """A host whose time, beats and guards are in the test's hands."""
 
     def __init__(self) -> None:
@@ -133,18 +134,20 @@ class Host:
         self.reactor = Reactor()
         self.streams = Streams()
         self.output = OutputForwarder(self.streams, verbose=True)
-        self.real = WorkerHost(
-            self.reactor,
-            self.output,
-            self.events.append,
+        own = LocalHost()
+        self.launch = own.launch = HostedLaunch(
+            self.reactor, self.events.append, [own], heartbeat_timeout_s=1.0
+        )
+        self.real = own.host = Host(
+            *(self.reactor, self.output, own.tell),
             heartbeat_timeout_s=1.0,
             pool=PoolSettings((), "none:none"),
         )
-        self.pool: FakePool = self.real.part.pool  # type: ignore[assignment]
+        self.pool: FakePool = self.real.pool  # type: ignore[assignment]
         self.pages = self.pool.pages
         self.guards: list[Channel] = []
         self.now = 1000.0
-        self.real.begin(CONFIG)
+        self.launch.begin(CONFIG)
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def fork(self, worker: int) -> None:
@@ -155,7 +158,7 @@ class Host:
     def guard(self, rank: int) -> None:
         ours, theirs = pair()
         self.guards.append(theirs)
-        self.real.launch.take_guard(GuardLink(ours, None), GuardHello(rank, 1, "/", {}))
+        self.launch.take_guard(GuardLink(ours, None), GuardHello(rank, 1, "/", {}))
 
     def guard_both(self, phase: Phase) -> None:
         for worker in (0, 1):
@@ -173,11 +176,15 @@ class Host:
             self.now += 0.25
             for worker in beating:
                 self.pages[worker].beat()
-            self.real.poll(self.now)
+            self.poll()
+
+    def poll(self) -> None:
+        self.real.poll(self.now)
+        self.launch.poll(self.now)
 
     @property
     def writer(self) -> FakeWriter:
-        writer: FakeWriter = self.real.part.writer  # type: ignore[attr-defined]
+        writer: FakeWriter = self.real.writer  # type: ignore[attr-defined]
         return writer
 
     def end(self, worker: int) -> None:
@@ -207,6 +214,7 @@ class Host:
         return [event.worker for event in self.events if isinstance(event, kind)]
 
     def close(self) -> None:
+        self.launch.close()
         self.real.close()
         self.reactor.close()
         self.output.close(10.0)
@@ -219,29 +227,29 @@ class Host:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    monkeypatch.setattr("holdfast.runtime.host.host_part.WarmPool", FakePool)
-    monkeypatch.setattr("holdfast.runtime.host.host_part.WriterLink", FakeWriter)
-    host = Host()
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    monkeypatch.setattr("holdfast.runtime.host.host.WarmPool", FakePool)
+    monkeypatch.setattr("holdfast.runtime.host.host.WriterLink", FakeWriter)
+    host = Watched()
     host.fork(0)
     host.fork(1)
     yield host
     host.close()
 
 
-def test_workers_may_wait_for_their_launch_as_long_as_it_takes(host: Host) -> None:
+def test_workers_may_wait_for_their_launch_as_long_as_it_takes(host: Watched) -> None:
     host.pass_time(600)
 
     assert host.events == []
 
 
-def test_worker_begins_when_it_has_process_and_guard(host: Host) -> None:
+def test_worker_begins_when_it_has_process_and_guard(host: Watched) -> None:
     host.guard(1)
 
-    assert [hosted.worker for hosted in host.real.launch.workers if hosted.is_running] == [1]
+    assert [hosted.worker for hosted in host.launch.workers if hosted.is_running] == [1]
 
 
-def test_silent_worker_in_training_is_fenced_after_the_timeout(host: Host) -> None:
+def test_silent_worker_in_training_is_fenced_after_the_timeout(host: Watched) -> None:
     host.guard_both(Phase.TRAINING)
 
     host.pass_time(1, 0)
@@ -252,7 +260,7 @@ def test_silent_worker_in_training_is_fenced_after_the_timeout(host: Host) -> No
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.JOINING])
-def test_start_may_take_a_minute(host: Host, phase: Phase) -> None:
+def test_start_may_take_a_minute(host: Watched, phase: Phase) -> None:
     host.guard_both(phase)
 
     host.pass_time(59, 0)
@@ -262,7 +270,7 @@ def test_start_may_take_a_minute(host: Host, phase: Phase) -> None:
     assert host.of_kind(WorkerFenced) == [1]
 
 
-def test_worker_whose_guard_never_comes_is_given_up(host: Host) -> None:
+def test_worker_whose_guard_never_comes_is_given_up(host: Watched) -> None:
     """The other ranks would wait for it inside ``MPI_Init`` for ever."""
     host.guard(0)
 
@@ -271,32 +279,32 @@ def test_worker_whose_guard_never_comes_is_given_up(host: Host) -> None:
     assert host.of_kind(WorkerFenced) == [1]
 
 
-def test_agent_that_was_away_accuses_nobody(host: Host) -> None:
+def test_agent_that_was_away_accuses_nobody(host: Watched) -> None:
     host.guard_both(Phase.TRAINING)
     host.pass_time(1, 0, 1)
 
     host.now += 3600.0
-    host.real.poll(host.now)
+    host.poll()
 
     assert host.of_kind(WorkerFenced) == []
 
 
-def test_end_of_the_last_worker_is_told_once_its_snapshots_are_settled(host: Host) -> None:
+def test_end_of_the_last_worker_is_told_once_its_snapshots_are_settled(host: Watched) -> None:
     """A relaunch begins with that event, and must find on the disk what memory held."""
     host.end(0)
     assert host.of_kind(WorkerExited) == [0]
 
     host.end(1)
     assert host.of_kind(WorkerExited) == [0]
-    assert not host.real.launch.is_idle
+    assert not host.launch.is_idle
 
     host.writer.settled(30)
     assert host.of_kind(WorkerExited) == [0, 1]
     assert CheckpointCommitted(WorkerId(1), 30) in host.events
-    assert host.real.launch.is_idle
+    assert host.launch.is_idle
 
 
-def test_outcome_of_a_save_reaches_the_pages_of_all_its_workers(host: Host) -> None:
+def test_outcome_of_a_save_reaches_the_pages_of_all_its_workers(host: Watched) -> None:
     host.answer(4)
     for page in host.pages.values():
         assert (page.is_answered(4), page.failed_save) == (True, 0)
@@ -315,17 +323,17 @@ def test_outcome_of_a_save_reaches_the_pages_of_all_its_workers(host: Host) -> N
     assert not host.pages[0].is_answered(7), "another launch counts its saves anew"
 
 
-def test_sentence_of_the_writer_is_shown(host: Host) -> None:
-    host.writer.tell({"kind": "notice", "text": "checkpoints are at risk: no sync"})
+def test_sentence_of_the_writer_is_shown(host: Watched) -> None:
+    host.writer.tell(Notice("checkpoints are at risk: no sync"))
 
     assert host.notices == ["checkpoints are at risk: no sync"]
 
 
-def test_host_of_the_first_worker_alone_looks_after_old_steps(host: Host) -> None:
-    host.real.part.take(Lead(1, WorkerId(1)))
+def test_host_of_the_first_worker_alone_looks_after_old_steps(host: Watched) -> None:
+    host.real.take(Lead(1, WorkerId(1)))
     assert host.writer.told == []
 
-    host.real.part.take(Lead(1, WorkerId(2)))
+    host.real.take(Lead(1, WorkerId(2)))
 
     assert host.writer.told == ["maintenance ends"]
     assert host.output.speaker == 2
@@ -335,7 +343,7 @@ QUESTION = to_message(AskMemory("L", 2**21, 2**20))
 PART = PartCopied(SaveTicket(1, 1, 30, 4, 2, 0.0), 1, "00")
 
 
-def test_all_workers_have_the_same_memory_and_the_writer_is_told_it_once(host: Host) -> None:
+def test_all_workers_have_the_same_memory_and_the_writer_is_told_it_once(host: Watched) -> None:
     found = [host.ask(worker, QUESTION) for worker in (0, 1)]
 
     inodes = [[os.fstat(fd).st_ino for fd in answer[FDS]] for answer in found]
@@ -347,9 +355,9 @@ def test_all_workers_have_the_same_memory_and_the_writer_is_told_it_once(host: H
     assert host.notices == []
 
 
-def test_want_of_memory_is_told_once(host: Host) -> None:
+def test_want_of_memory_is_told_once(host: Watched) -> None:
     full = [Usage(Resource.MEMORY, "the host", 2**24, 2**24 + 2**19)]
-    host.real.part._memory = SaveMemory(lambda: full)
+    host.real._memory = SaveMemory(lambda: full)
 
     answers = [host.ask(worker, QUESTION) for worker in (0, 1)]
 
@@ -358,7 +366,7 @@ def test_want_of_memory_is_told_once(host: Host) -> None:
     assert notice.startswith("two snapshots of 1.0 MiB do not fit: the host has 512 KiB left; ")
 
 
-def test_plan_and_parts_are_handed_to_the_writer(host: Host) -> None:
+def test_plan_and_parts_are_handed_to_the_writer(host: Watched) -> None:
     for worker, message in enumerate((PlanSaves(1), PART)):
         host.control(worker).send(to_message(message))
     while len(host.writer.told) < 2:
@@ -368,7 +376,7 @@ def test_plan_and_parts_are_handed_to_the_writer(host: Host) -> None:
     assert host.events == [], "the head does not hear of it"
 
 
-def test_last_words_of_a_worker_are_its_part_of_a_save(host: Host) -> None:
+def test_last_words_of_a_worker_are_its_part_of_a_save(host: Watched) -> None:
     """It may die right after it has copied its part."""
     host.control(0).send(to_message(PART))
 
@@ -378,14 +386,14 @@ def test_last_words_of_a_worker_are_its_part_of_a_save(host: Host) -> None:
 
 
 def test_killed_worker_that_does_not_end_is_written_off(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL does nothing to a process that hangs in the kernel."""
     for rank in (0, 1):
         host.guard(rank)
     monkeypatch.setattr("holdfast.runtime.host.worker_process.kill_group", lambda pid: None)
 
-    host.real.launch.kill_all("killed with its launch")
+    host.launch.kill_all("killed with its launch")
     host.pass_time(UNKILLABLE_AFTER_S)
     assert host.of_kind(WorkerExited) == []
     host.pass_time(1)
@@ -398,24 +406,24 @@ def test_killed_worker_that_does_not_end_is_written_off(
     cause = end.cause
     assert cause.startswith("killed with its launch; process ")
     assert cause.endswith(" does not end")
-    assert host.real.launch.is_idle
+    assert host.launch.is_idle
 
 
 def test_launch_that_is_abandoned_is_over_although_its_processes_hang(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.guard_both(Phase.TRAINING)
     monkeypatch.setattr("holdfast.runtime.host.worker_process.kill_group", lambda pid: None)
 
-    host.real.launch.abandon("it does not end")
+    host.launch.abandon("it does not end")
 
     assert host.of_kind(WorkerExited) == [0, 1]
-    assert host.real.launch.is_idle
+    assert host.launch.is_idle
     assert host.writer.replaced == ["it does not end"]
     assert host.pool.abandoned == ["it does not end"]
 
 
-def test_records_are_passed_on_with_the_name_of_their_process(host: Host) -> None:
+def test_records_are_passed_on_with_the_name_of_their_process(host: Watched) -> None:
     records = Records((RecordedEvent.of(HungUp()),))
 
     host.control(1).send(to_message(records))
@@ -430,14 +438,14 @@ def test_records_are_passed_on_with_the_name_of_their_process(host: Host) -> Non
 
 
 def test_worker_that_no_descriptor_is_left_for_is_given_up(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.end(1)
 
     def refuse(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    host.real.begin(replace(CONFIG, generation=2))
+    host.launch.begin(replace(CONFIG, generation=2))
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     monkeypatch.setattr(os, "pidfd_open", refuse)
     host.pool.tell(Forked(2, WorkerId(1), process.pid))

@@ -39,7 +39,7 @@ class Driven:
         return ExitCode.DONE
 
     def _tell_started(self) -> None:
-        for hosted in self._agent.host.launch.workers:
+        for hosted in self._agent.launch.workers:
             key = hosted.generation, hosted.worker
             if hosted.is_running and self._test is not None and key not in self._started:
                 self._started.add(key)
@@ -52,7 +52,7 @@ class Driven:
             case Notice(text) if text.startswith("{"):
                 self._post(json.loads(text))
             case PoolWarmed():
-                self._post({**to_message(event), "pid": self._agent.host.part.pool.pid})
+                self._post({**to_message(event), "pid": self._agent.host.pool.pid})
             case _:
                 self._post(to_message(event))
 

@@ -1,4 +1,4 @@
-"""The part of the agent that decides for a launch, on all hosts that its workers live on.
+"""In the head: one launch, on all hosts that its workers live on, and what is decided over it.
 
 The invariant: *a worker lives exactly as long as its guard*.  If a guard is gone, its
 worker gets a SIGKILL.  If a worker ends without leaving, its guard gets one, and MPI tells
@@ -14,9 +14,11 @@ saves in a halt, and that nobody lives any more, so that memory is settled.
 from __future__ import annotations
 
 import dataclasses
+import errno
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from holdfast.recovery.event import (
     CheckpointCommitted,
@@ -29,32 +31,11 @@ from holdfast.recovery.event import (
     WorldNamed,
 )
 from holdfast.recovery.one_world import REFUSED, OneWorld
-from holdfast.recovery.placement import left_out
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host import host_messages as messages
 from holdfast.runtime.host.fencing import Fencing
 from holdfast.runtime.host.halting import Halting, look_at_ends
-from holdfast.runtime.host.host_messages import (
-    Abandon,
-    BeginLaunch,
-    Describe,
-    Described,
-    Down,
-    Found,
-    HostLink,
-    Killed,
-    Lead,
-    LetLeave,
-    Logged,
-    MakeWorkers,
-    Met,
-    NameWorld,
-    News,
-    OtherHost,
-    Seen,
-    Traced,
-    Up,
-    Watch,
-)
+from holdfast.runtime.host.host_messages import Down, HostLink, News, OtherHost, Queue, Up
 from holdfast.runtime.host.hosted_worker import (
     GuardHello,
     GuardLink,
@@ -80,10 +61,15 @@ from holdfast.runtime.saving.save_messages import SaveAnswered, Settle, Settled
 from holdfast.runtime.saving.writer_link import FailedSaves
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.system.witnessed_time import witnessed_s
+from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 from holdfast.runtime.system.worker_reports import OwnReport, SurvivorsMet
 from holdfast.runtime.system.worker_status import RequestFlag
 
+OnMessage: TypeAlias = Callable[[HostLink, Up], None]
+OnLost: TypeAlias = Callable[[HostLink, str], None]
+
+_OTHERS_END_WITHIN_S = 5.0
+"""The agents of all other hosts end at once."""
 _CUT_OFF = "it is cut off from the workers that go on"
 
 
@@ -99,7 +85,7 @@ class _LastEnd:
     step: int | None = None
 
 
-class LaunchPart:
+class HostedLaunch:
     """The launch: all its workers, their guards, and what is decided over them."""
 
     def __init__(
@@ -110,18 +96,21 @@ class LaunchPart:
         *,
         heartbeat_timeout_s: float,
     ) -> None:
-        """Take the way to tell an event, and the hosts; mpiexec and the guards are on this one."""
+        """Take the way to tell an event, and the hosts; mpiexec and the guards are on the first."""
         self._reactor = reactor
         self._tell = tell
         self._hosts = list(hosts)
-        self._others: list[OtherHost] = []
+        self._links: list[OtherHost] = []
+        """All other hosts, also those that are lost and whose shells have not ended."""
+        self.calls = Queue()
+        """What hosts tell is heard one at a time, in order."""
         self._cold = list(hosts)
         """Those whose pools have not imported everything."""
-        self._seen: dict[HostLink, Seen] = {}
+        self._seen: dict[HostLink, messages.Seen] = {}
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._fencing = Fencing(tell, heartbeat_timeout_s, self._try_pairs)
-        self.pairs: PairTrials | None = None
-        """Tries the network between the hosts, if there are several."""
+        self.pairs = PairTrials()
+        """Tries the network between the hosts."""
         self._is_trying = False
         self._halting = Halting(self._tell, {})
         self._launch: WorkerConfig | None = None
@@ -165,7 +154,7 @@ class LaunchPart:
 
     def describe(self) -> Message:
         """Return how far training has come, with a line for each worker."""
-        self._post_all(Describe())
+        self._post_all(messages.Describe())
         standing_s = self._fencing.standing_s()
         told = [describe(hosted, standing_s.get(hosted.worker)) for hosted in self.workers]
         return {**self.progress, "workers": told}
@@ -184,96 +173,114 @@ class LaunchPart:
     def _is_one_silent(self) -> bool:
         return any(seen.is_inquiring for seen in self._seen.values())
 
-    def begin(
-        self, launch: WorkerConfig, placed: Mapping[WorkerId, HostLink] | None = None
-    ) -> None:
+    def begin(self, launch: WorkerConfig) -> None:
         """Let the hosts make the workers of ``launch``, which wait for their guards.
 
-        A worker that is not ``placed`` lives on the first host.  The remaining workers of an
-        earlier launch are killed.
+        The remaining workers of an earlier launch are killed.
 
         Raises:
-            OSError: this host cannot make a worker.
+            OSError: a host is lost, or this one cannot make a worker.
         """
+        names = launch.host_of
+        hosts = {"": self._hosts[0], **{h.name or self.pairs.own_name: h for h in self._hosts}}
+        gone = sorted(set(names.values()) - hosts.keys())
+        if gone:
+            raise OSError(errno.EHOSTDOWN, f"{', '.join(gone)} cannot be reached")
         self.kill_all(f"generation {launch.generation} begins")
         self._launch = launch
         self._fencing.begin(launch.options.stall_timeout_s)
         self._halting = Halting(self._tell, launch.host_of)
         self._has_guards = self._has_lost = self._has_lost_pool = False
         self._is_urgent = self._is_abandoned = False
-        self._post_all(BeginLaunch(launch))
-        names = launch.host_of
-        self._placed, self._world = placed or {}, launch.generation
+        self._post_all(messages.BeginLaunch(launch))
+        self._placed = {worker: hosts[name] for worker, name in names.items()}
+        self._world = launch.generation
         self._worlds = OneWorld(launch.generation, launch.workers)
         of_hosts: dict[HostLink, list[WorkerId]] = {}
         for worker in launch.workers:
-            of_hosts.setdefault(self._host_of(worker), []).append(worker)
+            of_hosts.setdefault(self._placed[worker], []).append(worker)
         for host, workers in of_hosts.items():
-            host.post(MakeWorkers(launch.generation, tuple(workers)))
+            host.post(messages.MakeWorkers(launch.generation, tuple(workers)))
         for worker in launch.workers:
-            key, host = (launch.generation, worker), self._host_of(worker)
+            key, host = (launch.generation, worker), self._placed[worker]
             self._workers[key] = HostedWorker(worker, launch.generation, host, names[worker])
 
-    def add_host(self, host: OtherHost) -> None:
-        """Let another host take workers of the next launch."""
+    @property
+    def _others(self) -> list[OtherHost]:
+        """The other hosts that take workers."""
+        return [host for host in self._links if host in self._hosts]
+
+    @property
+    def shells(self) -> tuple[int, ...]:
+        """The processes that are the connections to other hosts."""
+        return tuple(host.pid for host in self._links)
+
+    def start_host(
+        self, start: Callable[[OnMessage, OnLost], OtherHost], *, is_tried: bool = False
+    ) -> None:
+        """Start another host, for the next launch; ``start`` takes what hears of it.
+
+        One that ``is_tried`` again concerns no launch before it is ``admit``ted.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        host = start(
+            lambda host, message: self.calls.put(lambda: self.hear(host, message)),
+            lambda host, why: self.calls.put(lambda: self.lose_host(host, why)),
+        )
+        self._links.append(host)
+        if not is_tried:
+            self._add_host(host)
+
+    def _add_host(self, host: OtherHost) -> None:
         self._hosts.append(host)
-        self._others.append(host)
         self._cold.append(host)
 
-    def examine(self, newcomer: OtherHost, then: Callable[[str], None]) -> None:
-        """Try the ways to a host that comes back; ``then`` hears what is wrong with them, or "".
+    def admit(self, name: str, then: Callable[[str], None]) -> None:
+        """Let a host that was tried again, and has answered, take workers of the next launch.
 
-        The host takes workers of the next launch if nothing is.
+        The ways to it are tried first; ``then`` hears what is wrong with them, or "".
         """
-        pairs = self.pairs
+        newcomer = next(host for host in reversed(self._links) if host.name == name)
 
         def conclude(broken: Broken) -> None:
             if newcomer.is_lost:
                 return
-            is_reached = pairs is None or not any(newcomer.name in pair for pair in broken)
-            if is_reached:
-                self.add_host(newcomer)
-            why = "" if pairs is None or is_reached else pairs.why(newcomer.name, broken)
+            why = self.pairs.why(name, broken)
+            if not why:
+                self._add_host(newcomer)
             then(why)
             if why:
                 newcomer.give_up(why)
 
-        if pairs is None:
-            conclude({})
-        else:
-            pairs.begin([*self._hosts, newcomer], conclude)
+        self.pairs.begin([*self._hosts, newcomer], conclude)
 
     def _try_pairs(self, then: Callable[[bool], None]) -> None:
         """Try the ways between all hosts, and leave out who does not reach others.
 
         ``then`` hears whether there is such a host.
         """
-        pairs = self.pairs
-        if pairs is None:
-            then(False)
-            return
 
-        def conclude(broken: Broken) -> None:
-            counts = Counter(self._launch.host_of.values() if self._launch else ())
-            workers = {
-                name: counts[name] for name in (pairs.own_name, *(o.name for o in self._others))
-            }
-            out = left_out(workers, [pair for pair in broken if pair <= workers.keys()])
+        def conclude(out: Mapping[str, str]) -> None:
             for host in [other for other in self._others if other.name in out]:
-                host.dismiss(pairs.why(host.name, broken))
+                host.dismiss(out[host.name])
             then(bool(out))
 
-        pairs.begin(self._hosts, conclude)
+        def workers() -> dict[str, int]:
+            counts = Counter(self._launch.host_of.values() if self._launch else ())
+            names = (self.pairs.own_name, *(other.name for other in self._others))
+            return {name: counts[name] for name in names}
+
+        self.pairs.find_left_out(self._hosts, workers, conclude)
 
     def lose_host(self, host: HostLink, why: str) -> None:
         """Take note that a host is gone with its workers, and let MPI tell the survivors."""
-        if self.pairs is not None:
-            self.pairs.lose(host)
+        self.pairs.lose(host)
         if host not in self._hosts:
             self._tell(HostLost(host.name, why, (), leased_s=0.0))
             return
         self._hosts.remove(host)
-        self._others = [other for other in self._others if other is not host]
         self._seen.pop(host, None)
         self._warmed_without(host)
         lost = [hosted for hosted in self.workers if hosted.host is host]
@@ -311,7 +318,7 @@ class LaunchPart:
             # One whose own guard never comes is silent too, and the others would wait for it in
             # MPI_Init for ever.
             self._has_guards = True
-            self._post_all(Watch())
+            self._post_all(messages.Watch())
 
     def ask_all(self, what: RequestFlag) -> None:
         """Set a request in every worker's status."""
@@ -339,10 +346,13 @@ class LaunchPart:
         """
         self.kill_all(why, is_urgent=True)
         self._has_lost_pool, self._is_abandoned = False, True
-        self._post_all(Abandon(why))
+        self._post_all(messages.Abandon(why))
 
     def poll(self, now: float) -> None:
-        """Fence workers that come on no more, and go on with an order to stop."""
+        """Look at other hosts, fence workers that come on no more, go on with an order to stop."""
+        for host in self._links:
+            host.poll(now)
+        self._links = [host for host in self._links if not host.has_ended]
         watched = [h for h in self.workers if h.pid is not None and not h.is_condemned]
         self._fencing.poll(
             watched if self._has_guards else [],
@@ -352,28 +362,38 @@ class LaunchPart:
         )
         self._halting.poll([h for h in watched if not h.is_condemned], now)
         self._name_worlds()
-        for worker in self._worlds.left_behind(
-            self._living, witnessed_s(), self._heartbeat_timeout_s
-        ):
-            self._kill(worker, _CUT_OFF)
-        if self.pairs is not None:
-            self.pairs.poll()
+        limit_s = self._heartbeat_timeout_s
+        self._cut_off(self._worlds.left_behind({*self._living}, witnessed_s(), limit_s))
+        self.pairs.poll()
+
+    def push(self) -> None:
+        """Let other hosts know what has changed in the agent's words of the statuses."""
+        for host in self._links:
+            host.push()
+
+    def close(self) -> None:
+        """Kill all workers, and end the agents of other hosts, side by side."""
+        self.kill_all("the agent ends", is_urgent=True)
+        for host in self._links:
+            host.end()
+        bound = Bound(_OTHERS_END_WITHIN_S)
+        for host in self._links:
+            host.close(bound.left_s())
 
     def hear(self, host: HostLink, message: Up) -> None:
         """Take note of what a host part tells."""
         match message:
-            case Seen():
+            case messages.Seen():
                 self._take_look(host, message)
-            case Found():
+            case messages.Found():
                 self._fencing.found(message)
-            case Met():
-                if self.pairs is not None:
-                    self.pairs.hear(host, message)
+            case messages.Met():
+                self.pairs.hear(host, message)
             case SaveAnswered() as answer:
                 self._on_save_answered(answer)
             case Settled(step):
                 self._on_settled(host, step)
-            case Logged() | Records() | WorkerFenced() | Suspected():
+            case messages.Logged() | Records() | WorkerFenced() | Suspected():
                 self._tell(message)
             case WorldFormed():
                 self._lead(message)
@@ -390,16 +410,16 @@ class LaunchPart:
         if hosted is None:
             return
         match message:
-            case Traced():
+            case messages.Traced():
                 self._tell(dataclasses.replace(message, host=hosted.host_name))
             case Forked(_, _, pid):
                 hosted.pid = pid
-            case Killed(_, _, why):
+            case messages.Killed(_, _, why):
                 hosted.was_killed(why)
                 self._fencing.drop(hosted.worker)
             case WorkerExited():
                 self._on_exit(hosted, message)
-            case Described():
+            case messages.Described():
                 hosted.resident_bytes = message.resident_bytes
                 hosted.silent_s = message.silent_s
             case _ if isinstance(message, Event | OwnReport):
@@ -430,7 +450,7 @@ class LaunchPart:
                 self.ask_all(RequestFlag.SAVE)
         self._tell(event)
 
-    def _take_look(self, host: HostLink, seen: Seen) -> None:
+    def _take_look(self, host: HostLink, seen: messages.Seen) -> None:
         self._seen[host] = seen
         for read in seen.read:
             found = self._workers.get((read.generation, read.worker))
@@ -480,44 +500,36 @@ class LaunchPart:
             return
         if set(formed.workers) <= set(launch.workers):
             self._world = formed.generation
-            self._post_all(Lead(launch.generation, formed.workers[0]))
+            self._post_all(messages.Lead(launch.generation, formed.workers[0]))
 
     @property
-    def _living(self) -> set[WorkerId]:
+    def _living(self) -> dict[WorkerId, HostedWorker]:
         """The workers of the newest launch that are not known to be dead."""
         newest = 0 if self._launch is None else self._launch.generation
         of_newest = (h for h in self.workers if h.generation == newest)
-        return {hosted.worker for hosted in of_newest if not hosted.is_condemned}
+        return {hosted.worker: hosted for hosted in of_newest if not hosted.is_condemned}
 
     def _name_worlds(self) -> None:
         """Answer survivors that ask whether they are the world that goes on."""
         while self._worlds.is_asked:
-            word = self._worlds.next_word(self._living, witnessed_s())
+            word = self._worlds.next_word({*self._living}, witnessed_s())
             if word is None or self._launch is None:
                 return
-            for worker in word.outside:
-                self._kill(worker, _CUT_OFF)
+            self._cut_off(word.outside)
             if word.generation != REFUSED:
                 # Another head must know which world may go on without this one.
                 self._tell(WorldNamed(tuple(sorted(self._worlds.workers))))
-                named = NameWorld(self._launch.generation, word.asker, word.generation)
-                self._host_of(word.asker).post(named)
+                named = messages.NameWorld(self._launch.generation, word.asker, word.generation)
+                self._placed[word.asker].post(named)
 
-    def _kill(self, worker: WorkerId, why: str) -> None:
-        hosted = (
-            None if self._launch is None else self._workers.get((self._launch.generation, worker))
-        )
-        if hosted is not None:
-            hosted.kill(why)
-
-    def _host_of(self, worker: WorkerId) -> HostLink:
-        """Return the host of a worker of the launch, also of one that has ended."""
-        return self._placed.get(worker, self._hosts[0])
+    def _cut_off(self, workers: Iterable[WorkerId]) -> None:
+        for hosted in [self._living[worker] for worker in workers if worker in self._living]:
+            hosted.kill(_CUT_OFF)
 
     def _look_at_ends(self) -> None:
         launch = self._launch
         if launch is not None and look_at_ends(self.workers, launch.workers, self._tell):
-            self._post_all(LetLeave(launch.generation))
+            self._post_all(messages.LetLeave(launch.generation))
 
     def _on_exit(self, hosted: HostedWorker, event: WorkerExited) -> None:
         """Let the guard follow its worker, then tell the end; the last one waits for its saves."""
@@ -544,9 +556,8 @@ class LaunchPart:
         self._post_all(Settle(self._is_urgent))
 
     def _rank_of(self, hosted: HostedWorker) -> int | None:
-        launch = self._launch
-        is_newest = launch is not None and hosted.worker in launch.workers
-        return launch.workers.index(hosted.worker) if launch and is_newest else None
+        workers = () if self._launch is None else self._launch.workers
+        return workers.index(hosted.worker) if hosted.worker in workers else None
 
     def _try_before_the_next(self) -> None:
         """Keep the end of a launch that was lost until it is known who reaches whom."""

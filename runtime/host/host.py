@@ -1,10 +1,10 @@
-"""One host's part of a launch: all that needs this kernel, and nothing that needs another host.
+"""In each agent: one host's part of a launch, all that needs this kernel and no other host.
 
 It has the pool and the processes of the workers, their statuses, the memory of their saves, the
 link to the writer, and their output.  It decides alone who is silent, because that is measured with
-its own clock.  Everything else is decided by the launch part (`LaunchPart`), for all hosts at once.
+its own clock.  Everything else is decided by the launch (`HostedLaunch`), for all hosts at once.
 
-Above all it never settles by itself when its last worker is dead: only the launch part knows
+Above all it never settles by itself when its last worker is dead: only the launch knows
 whether a worker lives on another host.
 """
 
@@ -19,31 +19,12 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from holdfast.recovery.event import Event, WorkerExited
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.host_messages import (
-    Abandon,
-    BeginLaunch,
-    Describe,
-    Described,
-    Down,
-    Found,
-    Inquire,
-    Killed,
-    KillWorker,
-    Lead,
-    LetLeave,
-    Logged,
-    MakeWorkers,
-    Meet,
-    NameWorld,
-    Read,
-    Seen,
-    Traced,
-    Up,
-    Watch,
-)
+from holdfast.runtime.host import host_messages as messages
+from holdfast.runtime.host.host_messages import Down, HostLink, Queue, Up
 from holdfast.runtime.host.limits import HostLimits
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pairs import Ways
@@ -87,7 +68,7 @@ _REPORTS: MessageKinds[Event | OwnReport | Records] = MessageKinds(Event | OwnRe
 """What a worker reports, beside its saves."""
 
 
-class HostPart:
+class Host:
     """The workers of one host, and the pool and the writer that serve them."""
 
     def __init__(
@@ -103,7 +84,7 @@ class HostPart:
     ) -> None:
         """Start pool and writer.
 
-        ``tell`` takes messages to the launch part; ``on_files`` gets each writer's channel for the
+        ``tell`` takes messages to the launch; ``on_files`` gets each writer's channel for the
         run directory, on the host of the head.  On others ``lease_fd`` is a status with the lease.
         """
         self._reactor = reactor
@@ -129,32 +110,32 @@ class HostPart:
             OSError: a worker cannot be made, because the system has nothing to spare.
         """
         match message:
-            case BeginLaunch(config):
+            case messages.BeginLaunch(config):
                 self._config = config
                 self._is_watching = False
                 self._silence.forget()
                 self._output.speaker = config.worker
-            case MakeWorkers(generation, workers):
+            case messages.MakeWorkers(generation, workers):
                 self._make(generation, workers)
             case LetBegin():
                 self._let_begin(message, fds)
-            case Watch():
+            case messages.Watch():
                 self._is_watching = True
-            case KillWorker() | NameWorld():
+            case messages.KillWorker() | messages.NameWorld():
                 self._obey_about_one(message)
-            case LetLeave(generation):
+            case messages.LetLeave(generation):
                 self._let_leave(generation)
-            case Inquire() | Meet():
+            case messages.Inquire() | messages.Meet():
                 self._find_out(message)
             case Settle():
                 self.writer.settle(message)
-            case Abandon(why):
+            case messages.Abandon(why):
                 self._abandon(why)
-            case Lead(generation, worker):
+            case messages.Lead(generation, worker):
                 self._output.speaker = worker
                 if (generation, worker) not in self._processes:
                     self.writer.end_maintenance()
-            case Describe():
+            case messages.Describe():
                 self._describe()
 
     def status_of(self, generation: int, worker: WorkerId) -> WorkerStatus:
@@ -185,9 +166,11 @@ class HostPart:
         is_inquiring = self._silence.poll(watched if self._is_watching else [], now)
         restoring = [process for process in watched if process.page.phase is Phase.RESTORING]
         read = tuple(
-            Read(p.generation, p.worker, characters_read(p.pid)) for p in restoring if p.pid
+            messages.Read(p.generation, p.worker, characters_read(p.pid))
+            for p in restoring
+            if p.pid
         )
-        self._tell(Seen(is_inquiring, read))
+        self._tell(messages.Seen(is_inquiring, read))
         if now >= self._trace_due:
             self._trace_due = now + _TRACED_EVERY_S
             for process in self._processes.values():
@@ -254,11 +237,11 @@ class HostPart:
             if process.generation == generation:
                 process.answer({"kind": "leave"})
 
-    def _obey_about_one(self, order: KillWorker | NameWorld) -> None:
+    def _obey_about_one(self, order: messages.KillWorker | messages.NameWorld) -> None:
         process = self._processes.get((order.generation, order.worker))
         if process is None:
             return
-        if isinstance(order, NameWorld):
+        if isinstance(order, messages.NameWorld):
             process.answer({"kind": "named", "generation": order.world})
         else:
             self._kill(process, order.why, order.limit)
@@ -266,10 +249,10 @@ class HostPart:
     def _kill(self, process: WorkerProcess, why: str, limit: str | None = None) -> None:
         """Kill a worker first, and then let MPI hear of it."""
         process.kill(why, limit)
-        self._tell(Killed(process.generation, process.worker, why))
+        self._tell(messages.Killed(process.generation, process.worker, why))
 
-    def _find_out(self, question: Inquire | Meet) -> None:
-        if isinstance(question, Meet):
+    def _find_out(self, question: messages.Inquire | messages.Meet) -> None:
+        if isinstance(question, messages.Meet):
             self._ways.take(question)
             return
         for worker in question.workers:
@@ -281,7 +264,7 @@ class HostPart:
 
     def _found(self, case: int, process: WorkerProcess, inquiry: Inquiry) -> None:
         self._tell(
-            Found(
+            messages.Found(
                 case,
                 process.generation,
                 process.worker,
@@ -297,7 +280,7 @@ class HostPart:
         for process in self._processes.values():
             resident = None if process.pid is None else resident_bytes(process.pid)
             silent = silent_s.get(process.worker)
-            self._tell(Described(process.generation, process.worker, resident, silent))
+            self._tell(messages.Described(process.generation, process.worker, resident, silent))
 
     def _on_pool(self, told: Forked | ForkFailed | Event) -> None:
         if isinstance(told, Forked):
@@ -397,7 +380,7 @@ class HostPart:
         words, lost = process.ring.drain()
         if words or is_last:
             self._tell(
-                Traced(
+                messages.Traced(
                     process.generation,
                     process.worker,
                     process.page.step + 1,
@@ -412,7 +395,7 @@ class HostPart:
         names = {} if self._config is None else self._config.host_of
         for piece in self._output.logged.take(worker):
             host, text = names.get(WorkerId(piece.worker), ""), piece.lines.decode("latin-1")
-            self._tell(Logged(WorkerId(piece.worker), host, text, piece.lost))
+            self._tell(messages.Logged(WorkerId(piece.worker), host, text, piece.lost))
 
     def _bury(self, process: WorkerProcess, end: WorkerExited) -> None:
         """Forget a worker, and tell its end."""
@@ -443,3 +426,35 @@ class HostPart:
         ours = {process.pid for process in self._processes.values()}
         if None not in ours:
             reap_others(ours | {self.pool.pid, self.writer.pid, *others})
+
+
+class Listening(Protocol):
+    """A launch, as the host that it is on knows it."""
+
+    @property
+    def calls(self) -> Queue:
+        """What hosts tell is heard one at a time, in order."""
+
+    def hear(self, host: HostLink, message: Up) -> None:
+        """Take note of what a host tells."""
+
+
+class LocalHost:
+    """The link between a launch and the host that it is on; both are set before it is used."""
+
+    name = ""
+    unheard_s = leased_s = 0.0
+    host: Host
+    launch: Listening
+
+    def post(self, message: Down, fds: Sequence[int] = ()) -> None:
+        """Tell the host something."""
+        self.launch.calls.put(lambda: self.host.take(message, fds))
+
+    def tell(self, message: Up) -> None:
+        """Tell the launch something."""
+        self.launch.calls.put(lambda: self.launch.hear(self, message))
+
+    def status_of(self, generation: int, worker: WorkerId) -> WorkerStatus:
+        """Return the status of a worker, which both have."""
+        return self.host.status_of(generation, worker)
