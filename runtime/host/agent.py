@@ -25,7 +25,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -52,7 +52,9 @@ from holdfast.runtime.host.peers import StoppedProcesses
 from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import OutputDropped, Paused
-from holdfast.runtime.system.channel import Channel, Listener, Message
+from holdfast.runtime.system.channel import FDS, Channel, Listener, Message
+from holdfast.runtime.system.codec import WrongValue
+from holdfast.runtime.system.messages import MessageKinds
 from holdfast.runtime.system.owned_directory import SOCKET_NAME, make_again
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
@@ -60,6 +62,7 @@ from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS, unblock
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import RequestFlag, pulse_interval_s
 
+_HELLO: MessageKinds[GuardHello] = MessageKinds(GuardHello)
 _IDLE_POLL_S = 1.0
 _INQUIRING_POLL_S = 0.01
 """A worker that was found silent is killed as soon as its stacks are known."""
@@ -308,7 +311,7 @@ class Agent:
         self.reactor.watch_channel(channel, visitor.take, visitor.end)
 
     def _introduce(self, visitor: Visitor, message: Message) -> None:
-        if message.get("kind") == "guard":
+        if message in _HELLO:
             self.reactor.forget(visitor.channel)
             self._take_guard(visitor.channel, message)
         else:
@@ -316,8 +319,9 @@ class Agent:
 
     def _take_guard(self, channel: Channel, message: Message) -> None:
         try:
-            hello = GuardHello.of(message)
-        except (KeyError, TypeError, ValueError):
+            connections = tuple(message.get(FDS, ()))
+            hello = replace(_HELLO.decode(message), connections=connections)
+        except WrongValue:
             channel.close()
             return
         process = HeldProcess.of_peer(channel)

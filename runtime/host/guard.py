@@ -51,7 +51,7 @@ _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _CONNECTION = "PMI_FD"
 """Names the descriptor of Hydra's connection to a rank; Open MPI's ranks connect themselves."""
 
-_WORKER_HAS_LEFT = b'{"kind":"worker_ended","clean":true}\n'
+_WORKER_HAS_LEFT = b'{"kind":"WorkerLeft"}\n'
 """The one message that ends a guard in peace, as channel.py writes it."""
 
 
@@ -105,8 +105,8 @@ def _hello(fds: int) -> bytes:
         if name.startswith(_FORWARDED)
     )
     hello = (
-        f'{{"kind":"guard","rank":{rank},"generation":{generation},'
-        f'"cwd":{_quoted(os.getcwd())},"env":{{{forwarded}}},"@fds":{fds}}}\n'
+        f'{{"kind":"GuardHello","rank":{rank},"generation":{generation},'
+        f'"directory":{_quoted(os.getcwd())},"environment":{{{forwarded}}},"@fds":{fds}}}\n'
     )
     return hello.encode("ascii")
 

@@ -123,8 +123,8 @@ class Host:
                 self._is_watching = True
             case messages.KillWorker() | messages.NameWorld():
                 self._obey_about_one(message)
-            case messages.LetLeave(generation):
-                self._let_leave(generation)
+            case messages.LetLeave():
+                self._let_leave(message)
             case messages.Inquire() | messages.Meet():
                 self._find_out(message)
             case Settle():
@@ -232,17 +232,17 @@ class Host:
         for fd in fds:
             os.close(fd)
 
-    def _let_leave(self, generation: int) -> None:
+    def _let_leave(self, message: messages.LetLeave) -> None:
         for process in self._living:
-            if process.generation == generation:
-                process.answer({"kind": "leave"})
+            if process.generation == message.generation:
+                process.answer(message)
 
     def _obey_about_one(self, order: messages.KillWorker | messages.NameWorld) -> None:
         process = self._processes.get((order.generation, order.worker))
         if process is None:
             return
         if isinstance(order, messages.NameWorld):
-            process.answer({"kind": "named", "generation": order.world})
+            process.answer(order)
         else:
             self._kill(process, order.why, order.limit)
 
@@ -336,12 +336,13 @@ class Host:
 
     def _give_memory(self, process: WorkerProcess, question: AskMemory) -> None:
         """Answer a worker with the memory for its saves, and tell the writer of it once."""
+        memory = UseMemory(process.generation, question.layout)
         found, is_new = self._memory.buffers(process.generation, question)
         if is_new:
-            self.writer.use(UseMemory(process.generation, question.layout), found.fds)
+            self.writer.use(memory, found.fds)
             if found.lack:
                 self._tell(Notice(found.lack))
-        process.answer({"kind": "memory"}, found.fds)
+        process.answer(memory, found.fds)
 
     def _on_report(self, process: WorkerProcess, report: Message) -> None:
         if report in _OF_SAVES:

@@ -17,8 +17,9 @@ from holdfast.recovery.event import LOST_WITH_ITS_HOST, WorkerExited, WorkerFail
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import HostLink, KillWorker
 from holdfast.runtime.run.progress import StepReport, WorkerReport
-from holdfast.runtime.system.channel import FDS, Channel, Message
+from holdfast.runtime.system.channel import Channel, Message
 from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_reports import (
@@ -49,7 +50,7 @@ class GuardLink:
 
     def release(self) -> None:
         """Let the guard end in peace: its worker has left."""
-        self.channel.post({"kind": "worker_ended", "clean": True})
+        self.channel.post(to_message(WorkerLeft()))
 
     def kill(self) -> None:
         """SIGKILL the guard, so that MPI tells the survivors of its worker's death."""
@@ -65,26 +66,20 @@ class GuardLink:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    """The worker of a guard has left: anything else, and the end of the connection, is a death."""
+
+
+@dataclass(frozen=True, slots=True)
 class GuardHello:
-    """The message of a guard that connects."""
+    """The message of a guard that connects (`guard`, which spells it by itself)."""
 
     rank: int
     generation: int
     directory: str
     environment: dict[str, str]
     connections: tuple[int, ...] = ()
-    """The rank's descriptor to its launcher, under launchers that hand one over."""
-
-    @staticmethod
-    def of(message: Message) -> GuardHello:
-        """Return the contents of a ``guard`` message; raises ``KeyError`` if it is incomplete."""
-        return GuardHello(
-            rank=int(message["rank"]),
-            generation=int(message["generation"]),
-            directory=str(message["cwd"]),
-            environment=dict(message["env"]),
-            connections=tuple(message.get(FDS, ())),
-        )
+    """The rank's descriptor to its launcher, which may come along."""
 
     def close(self) -> None:
         """Close the descriptors of a guard that is turned away."""

@@ -8,10 +8,12 @@ import signal
 from collections.abc import Sequence
 
 from holdfast.recovery.event import WorkerExited
+from holdfast.runtime.host.host_messages import LetLeave, NameWorld
 from holdfast.runtime.host.output import Forwarded
 from holdfast.runtime.host.pool_process import LetBegin
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.system.channel import Message, pair
+from holdfast.runtime.saving.save_messages import UseMemory
+from holdfast.runtime.system.channel import pair
 from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.processes import (
     describe_status,
@@ -79,10 +81,10 @@ class WorkerProcess:
             self.kill(self._why_killed)
         return self.end_fd
 
-    def answer(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def answer(self, message: UseMemory | LetLeave | NameWorld, fds: Sequence[int] = ()) -> None:
         """Send the worker an answer, if it still has its channel."""
         if not self.control.is_closed:
-            self.control.post(message, fds)
+            self.control.post(to_message(message), fds)
 
     def kill(self, why: str, limit: str | None = None) -> None:
         """SIGKILL the worker and its helpers; the first reason given is kept.

@@ -304,7 +304,7 @@ def membership_of(context: WorkerContext) -> Membership:
 
     def ask_head(survivors: World) -> int:
         answer = context.ask_agent(to_message(SurvivorsMet(config.worker, survivors.workers)))
-        return int(answer.get("generation", REFUSED))
+        return int(answer.get("world", REFUSED))
 
     return Membership(
         config.worker, world, context.communicator, time.monotonic, config.host_of, ask_head

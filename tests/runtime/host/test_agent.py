@@ -243,7 +243,7 @@ def test_guard_that_makes_no_sense_is_turned_away(
 ) -> None:
     stranger = connect(harness.socket)
 
-    stranger.send({"kind": "guard", **fields})
+    stranger.send({"kind": "GuardHello", **fields})
 
     assert stranger.receive() is None
     stranger.close()
@@ -319,7 +319,7 @@ def test_workers_leave_when_the_last_one_has_come_to_the_end(harness: AgentHarne
 
     harness.send("AskToStop")
 
-    assert harness.wait_for_report(0, "told")["kind_told"] == "leave"
+    assert harness.wait_for_report(0, "told")["kind_told"] == "LetLeave"
     assert [guard.wait() for guard in guards] == [0, 0]
 
 
@@ -332,7 +332,7 @@ def test_workers_do_not_wait_for_a_dead_one_to_come_to_the_end(harness: AgentHar
 
     os.kill(victim, signal.SIGKILL)
 
-    assert harness.wait_for_report(0, "told")["kind_told"] == "leave"
+    assert harness.wait_for_report(0, "told")["kind_told"] == "LetLeave"
     assert guard.wait() == 0
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.host import guard
+from holdfast.runtime.host.hosted_worker import WorkerLeft
 from holdfast.runtime.system.channel import FDS, Listener, pair
+from holdfast.runtime.system.messages import to_message
 
 PEACE = guard._WORKER_HAS_LEFT
 
@@ -39,7 +41,7 @@ def test_bytes_that_are_no_utf8_survive() -> None:
 
 def test_peace_is_spelled_as_channels_do() -> None:
     ours, theirs = pair()
-    ours.send({"kind": "worker_ended", "clean": True})
+    ours.send(to_message(WorkerLeft()))
 
     received = os.read(theirs.fileno(), 100)
 
@@ -84,7 +86,7 @@ def test_guard_hands_over_the_connection_that_hydra_gave_its_rank(tmp_path: Path
 
     assert hello is not None
     assert (hello["rank"], hello["generation"]) == (2, 3)
-    assert hello["env"] == {"PMI_RANK": "2", "PMI_FD": str(ours)}
+    assert hello["environment"] == {"PMI_RANK": "2", "PMI_FD": str(ours)}
     (connection,) = hello[FDS]
     os.write(connection, b"from the worker")
     os.close(connection)
@@ -169,10 +171,10 @@ def test_guard_whose_worker_has_left_ends_in_peace(
         lambda: Agent(b""),
         LostAgent,
         lambda: Agent(PEACE[:7], b""),
-        lambda: Agent(PEACE.replace(b"true", b"false")),
+        lambda: Agent(PEACE.replace(b"Left", b"Lost")),
         lambda: Agent(PEACE + b"\n"),
     ],
-    ids=["agent gone", "agent lost", "half a word", "unclean end", "more words"],
+    ids=["agent gone", "agent lost", "half a word", "another word", "more words"],
 )
 def test_guard_kills_itself_after_everything_else(
     launcher: tuple[int, int], agent: Callable[[], Agent]
@@ -209,8 +211,8 @@ def test_rank_is_that_of_the_job_under_every_launcher(
 
     hello = json.loads(guard._hello(0))
 
-    assert (hello["kind"], hello["rank"], hello["generation"]) == ("guard", rank, 7)
-    assert hello["cwd"] == os.getcwd()
+    assert (hello["kind"], hello["rank"], hello["generation"]) == ("GuardHello", rank, 7)
+    assert hello["directory"] == os.getcwd()
 
 
 def test_worker_gets_what_mpi_told_its_rank_and_nothing_else(
@@ -229,7 +231,7 @@ def test_worker_gets_what_mpi_told_its_rank_and_nothing_else(
         patch.setattr(os, "environ", {**told, **other})
         hello = json.loads(guard._hello(0))
 
-    assert hello["env"] == told
+    assert hello["environment"] == told
 
 
 def test_guard_reaches_an_agent_whose_path_is_longer_than_a_socket_may_have(

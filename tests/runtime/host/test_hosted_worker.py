@@ -61,15 +61,6 @@ def hosted(host: FakeHost) -> Iterator[HostedWorker]:
     made.close()
 
 
-def test_guard_must_say_everything() -> None:
-    hello = {"rank": 1, "generation": 2, "cwd": "/", "env": {"PMIX_RANK": "1"}}
-    assert GuardHello.of(hello) == GuardHello(1, 2, "/", {"PMIX_RANK": "1"})
-
-    for name in hello:
-        with pytest.raises(KeyError):
-            GuardHello.of({key: value for key, value in hello.items() if key != name})
-
-
 def test_reports_on_the_script_concern_the_agent_alone(hosted: HostedWorker) -> None:
     hosted.note(TrainingBegun(hosted.worker, 2))
     hosted.note(ScriptEnded(hosted.worker))

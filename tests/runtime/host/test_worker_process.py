@@ -12,6 +12,7 @@ import pytest
 from configs import worker_config
 
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host.host_messages import LetLeave
 from holdfast.runtime.host.pool_process import LetBegin
 from holdfast.runtime.host.worker_process import WorkerProcess
 from holdfast.runtime.system.channel import FDS, Channel
@@ -127,7 +128,7 @@ def test_worker_begins_where_its_guard_stands_and_with_the_ranks_environment(
 def test_answer_to_a_worker_that_is_gone_fails_nothing(hosted: WorkerProcess) -> None:
     hosted.close()
 
-    hosted.answer({"kind": "leave"})
+    hosted.answer(LetLeave(3))
 
     assert hosted.is_buried
 

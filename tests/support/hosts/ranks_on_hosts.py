@@ -20,10 +20,12 @@ from typing import Any
 from cluster import NETWORK, Cluster
 
 from holdfast.runtime.host import guard as guard_module
+from holdfast.runtime.host.hosted_worker import WorkerLeft
 from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms, find_mpiexec
 from holdfast.runtime.system import become
 from holdfast.runtime.system.channel import Channel, Listener
 from holdfast.runtime.system.connections import watch_strangers
+from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.processes import kill_tree
 
 _GUARD = (sys.executable, "-I", "-S", str(Path(guard_module.__file__).resolve()))
@@ -54,7 +56,7 @@ class RanksOnHosts:
                 self.ranks[rank] = cluster.popen(
                     hosts[rank],
                     program,
-                    env={**os.environ, **hello["env"]},
+                    env={**os.environ, **hello["environment"]},
                     stdout=output,
                     stderr=output,
                 )
@@ -105,5 +107,5 @@ class RanksOnHosts:
         if guard is None:
             return
         if code == 0:
-            guard.send({"kind": "worker_ended", "clean": True})
+            guard.send(to_message(WorkerLeft()))
         guard.close()

@@ -284,7 +284,7 @@ class SimulatedAgent:
             self._worlds.ask(workers[0], workers, 0.0)
             word = self._worlds.next_word(workers, 0.0)
             assert word is not None
-            return {"generation": word.generation}
+            return {"world": word.generation}
         if question not in _OF_SAVES:
             return {}
         asked = _OF_SAVES.decode(question)
