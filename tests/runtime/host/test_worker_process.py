@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from configs import worker_config
 
+from holdfast.recovery.event import WorkInHand
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import LetLeave
 from holdfast.runtime.host.pool_process import LetBegin
@@ -44,7 +45,7 @@ def test_end_is_clean_only_if_the_worker_has_left_and_then_ended_well(
 ) -> None:
     hosted.has_left = has_left
 
-    assert hosted.exit_event(status, "")["clean"] is is_clean
+    assert hosted.exit_event(status, "").is_clean is is_clean
 
 
 def test_worker_that_was_killed_because_it_did_not_leave_has_done_its_work(
@@ -52,7 +53,7 @@ def test_worker_that_was_killed_because_it_did_not_leave_has_done_its_work(
 ) -> None:
     hosted.limit = "leaving"
 
-    assert hosted.exit_event(-9, "")["clean"] is True
+    assert hosted.exit_event(-9, "").is_clean is True
 
 
 def test_end_has_the_evidence_that_the_page_holds(hosted: WorkerProcess) -> None:
@@ -62,11 +63,10 @@ def test_end_has_the_evidence_that_the_page_holds(hosted: WorkerProcess) -> None
 
     event = hosted.exit_event(-9, "signal SIGKILL")
 
-    assert (event["step"], event["phase"], event["generation"]) == (40, "saving", 3)
-    work = {"step": 41, "microbatch": 2, "count": 2, "ids": (5, 17), "is_validation": False}
-    assert event["samples"] == work
-    assert (event["limit"], event["fenced"], event["collateral"]) == (None, False, False)
-    assert (event["stderr"], event["core"]) == ([], None)
+    assert (event.step, event.phase, event.generation) == (40, "saving", 3)
+    assert event.samples == WorkInHand(41, 2, 2, (5, 17), is_validation=False)
+    assert (event.limit, event.fenced, event.collateral) == (None, False, False)
+    assert (event.stderr, event.core) == ((), None)
 
 
 @pytest.mark.parametrize("limit", ["heartbeat", "stall", "failed"])
@@ -75,9 +75,9 @@ def test_fenced_worker_is_told_with_its_limit_and_is_no_victim_of_others(
 ) -> None:
     hosted.kill("fenced after 12.50 s", limit)
 
-    assert hosted.write_off()["cause"].startswith("fenced after 12.50 s; process")
+    assert hosted.write_off().cause.startswith("fenced after 12.50 s; process")
     event = hosted.exit_event(-9, "")
-    assert (event["limit"], event["fenced"], event["collateral"]) == (limit, True, False)
+    assert (event.limit, event.fenced, event.collateral) == (limit, True, False)
 
 
 def test_worker_that_is_killed_before_it_exists_is_condemned(hosted: WorkerProcess) -> None:
@@ -88,7 +88,7 @@ def test_worker_that_is_killed_before_it_exists_is_condemned(hosted: WorkerProce
 
     assert hosted.is_condemned
     event = hosted.exit_event(-9, "killed by the head")
-    assert (event["worker"], event["generation"], event["phase"]) == (7, 3, "starting")
+    assert (event.worker, event.generation, event.phase) == (7, 3, "starting")
     hosted.close()
     hosted.close()
 
@@ -101,8 +101,8 @@ def test_worker_that_was_killed_with_others_died_of_nothing_of_its_own(
 
     event = hosted.write_off()
 
-    assert event["cause"].startswith("generation 4 begins; process None does not end")
-    assert (event["limit"], event["fenced"], event["collateral"]) == ("unkillable", False, True)
+    assert event.cause.startswith("generation 4 begins; process None does not end")
+    assert (event.limit, event.fenced, event.collateral) == ("unkillable", False, True)
 
 
 def test_worker_begins_where_its_guard_stands_and_with_the_ranks_environment(
@@ -156,6 +156,6 @@ def test_end_of_a_process_is_told_with_its_cause(
     event = hosted.reap()
 
     process.returncode = status  # the agent has waited for it
-    assert (event["status"], event["cause"], event["clean"]) == (status, cause, False)
-    assert event["peak_bytes"] > 0
-    assert isinstance(event["core"], int)
+    assert (event.cause, event.is_clean) == (cause, False)
+    assert event.peak_bytes > 0
+    assert isinstance(event.core, int)
