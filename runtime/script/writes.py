@@ -242,6 +242,8 @@ class ScriptFiles:
             self._read(where, lambda found: plain(file, found or name, mode, **by))
             return
         staged = self._stage(where, "r+" if mode != "w" and os.path.exists(where) else "w")
+        if staged is not None:  # a program that another thread starts may hold a lock too long
+            by.setdefault("locking", False)
         plain(file, staged or name, mode, **by)
         if staged is not None:
             opened = Opened(Path(where), lambda: None, appends=False, staged=staged)

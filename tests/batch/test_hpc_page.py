@@ -72,5 +72,5 @@ def test_chain_trains_once(
 
     log = (directory / "train.log").read_text()
     assert ends == ["COMPLETED"] * 2, log
-    assert log.count(f"completed step {EVEN.steps}") == 1
-    assert f"is complete: Slurm job {jobs[1]} has nothing to do" in log
+    assert log.count(f"holdfast: completed step {EVEN.steps}") == 1
+    assert "holdfast: nothing to do: the run in " in log

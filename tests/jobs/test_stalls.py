@@ -65,7 +65,7 @@ def test_worker_that_does_not_come_on_is_fenced_and_its_stack_is_kept(
         assert f"{case.function} ({SCRIPT}:" in failure.stacks
         assert f", in {case.function} (looping.py:" in job.stderr
     assert failure.samples is not None
-    assert POISON in failure.samples["ids"]
+    assert POISON in failure.samples.ids
     assert job.report.relaunches == ()
 
 
@@ -89,7 +89,7 @@ def test_last_lines_of_a_worker_that_crashes_are_kept(
     assert failure.limit is None
     assert "about to read memory that is not there" in failure.stderr
     assert failure.samples is not None
-    assert POISON in failure.samples["ids"]
+    assert POISON in failure.samples.ids
 
 
 def test_deaths_of_one_cause_are_counted_when_the_budget_is_spent(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_deaths_of_one_cause_are_counted_when_the_budget_is_spent(tmp_path: Path
     assert counted.endswith(" deaths: signal SIGSEGV")
     assert counted in job.stderr
     for failure in job.report.failures:
-        assert failure.collateral or POISON in (failure.samples or {})["ids"]
+        assert failure.collateral or (failure.samples is not None and POISON in failure.samples.ids)
     assert job.leftovers == ()
 
 

@@ -316,7 +316,7 @@ def orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orphan]:
 
 
 def test_job_that_lives_is_found_as_it_stands(orphan: Orphan) -> None:
-    greeting = ClientTaken({"a": 1}, None, (), "/tmp/a", "/", {})
+    greeting = ClientTaken({"a": 1}, None, "/tmp/a", "/", {})
     orphan.answers.post(to_message(greeting), (orphan.lease.fileno(),))
 
     found = find_owner(orphan.directory).head

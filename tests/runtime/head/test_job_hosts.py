@@ -38,7 +38,7 @@ for line in map(json.loads, sys.stdin):
         print(json.dumps(dict(kind="HostFacts", **facts)), flush=True)
     elif line["kind"] == "Ping":
         print(json.dumps(dict(kind="Pong", number=line["number"])), flush=True)
-    elif line["kind"] == "End":
+    elif line["kind"] == "EndHost":
         break
 """
 """It answers as the agent of a host does, says what stands in a file, and notes what it hears."""

@@ -505,7 +505,7 @@ def test_helper_that_goes_on_within_the_limit_is_left_alone(tmp_path: Path) -> N
         harness.launch([0], "leave")
 
         assert harness.guard(0).wait() == 0
-        harness.wait_for("WorkerExited", worker=0, clean=True)
+        harness.wait_for("WorkerExited", worker=0, is_clean=True)
         assert not [event for event in harness.events if event["kind"] == "PoolRestarted"]
 
 
@@ -553,4 +553,4 @@ def test_launch_that_needs_more_files_than_there_may_be_ends_with_its_reason(
             _refuse(harness)
         harness.launch([1], "leave", generation=2)
         harness.guard(0, generation=2)
-        harness.wait_for("WorkerExited", worker=1, generation=2, clean=True)
+        harness.wait_for("WorkerExited", worker=1, generation=2, is_clean=True)

@@ -272,7 +272,7 @@ def test_launch_whose_scripts_have_gone_apart_ends_with_an_error_of_each_worker(
     assert [error.worker for error in ending.told] == [2, 4, 7]
     for error in ending.told:
         assert isinstance(error, WorkerFailed)
-        assert (error.kind, error.exit_code) == ("ScriptsApart", 1)
+        assert (error.error_type, error.exit_code) == ("ScriptsApart", 1)
         assert error.message.startswith("worker 4 ended its script after 1 training, but")
     assert all(hosted.is_condemned for hosted in ending.workers)
 

@@ -397,7 +397,7 @@ def test_victims_of_before_a_launch_are_none_of_its_workers(watched: Watched) ->
 
     watched.explained.append(watched.watch.explained(DEATH))
 
-    assert watched.told == [DEATH]
+    assert watched.explained == [DEATH]
 
 
 def test_limits_that_are_too_small_are_told_before_the_first_launch_only(

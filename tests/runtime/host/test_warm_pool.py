@@ -13,6 +13,7 @@ from agent_harness import AgentHarness, agent_running, assert_ended
 from configs import worker_config
 from extended import extended
 
+from holdfast.recovery.event import Event
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.host import pool_process
 from holdfast.runtime.host.pool_process import (
@@ -24,7 +25,6 @@ from holdfast.runtime.host.pool_process import (
     PoolSettings,
     WarmPool,
 )
-from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
 
 pytestmark = pytest.mark.process
@@ -72,7 +72,7 @@ def test_worker_that_cannot_import_its_own_modules_reports_it(tmp_path: Path) ->
     with agent_running(tmp_path, entry="there_is_no_such_entry:main") as harness:
         harness.launch([0], "leave")
 
-        told = harness.wait_for_report(0, "error")
+        told = harness.wait_for("WorkerFailed", worker=0)
 
         assert told["exit_code"] == ExitCode.USAGE
         assert told["message"] == (
@@ -154,14 +154,14 @@ class _Owner:
     """Takes note of what a pool tells."""
 
     def __init__(self) -> None:
-        self.events: list[Message] = []
+        self.events: list[Event] = []
 
     def pool(self, reactor: Reactor) -> WarmPool:
         settings = PoolSettings((), "none:none")
         return WarmPool(reactor, settings, self.hear, self.forward)
 
-    def hear(self, event: Forked | ForkFailed | Message) -> None:
-        assert isinstance(event, dict), "no pool of these tests can fork"
+    def hear(self, event: Forked | ForkFailed | Event) -> None:
+        assert isinstance(event, Event), "no pool of these tests can fork"
         self.events.append(event)
 
     def forward(self, stdout_fd: int, stderr_fd: int) -> None:
@@ -170,7 +170,7 @@ class _Owner:
 
     @property
     def kinds(self) -> list[str]:
-        return [event["kind"] for event in self.events]
+        return [type(event).__name__ for event in self.events]
 
     def wait_for(self, kind: str, reactor: Reactor) -> None:
         while kind not in self.kinds[-1:]:
@@ -220,7 +220,7 @@ def test_system_without_a_process_to_spare_is_tried_again_and_then_given_up(
         pool.poll(float(now))
 
     assert owner.kinds == ["PoolLost"]
-    assert "Resource temporarily unavailable" in owner.events[0]["message"]
+    assert "Resource temporarily unavailable" in owner.events[0].reason
     pool.close()
     reactor.close()
 
@@ -263,7 +263,7 @@ def test_pool_that_owes_an_answer_for_too_long_is_replaced(
     pool.poll(1001.0 + limit_s)
     owner.wait_for("PoolRestarted", reactor)
 
-    assert owner.events[-1]["cause"] == f"without an answer for {limit_s + 1:.0f} s"
+    assert owner.events[-1].cause == f"without an answer for {limit_s + 1:.0f} s"
     pool.close()
     reactor.close()
 

@@ -235,7 +235,7 @@ def test_host_sends_the_end_of_its_output_before_it_ends(start: Callable[..., Fa
     while is_alive(pid):
         time.sleep(0.01)
 
-    far.channel.send({"kind": "End"})
+    far.channel.send({"kind": "EndHost"})
     rest = [m for found in far.channel.serve(Bound(_WITHIN_S)) for m in found]
 
     far.wait_until_empty()
@@ -260,7 +260,7 @@ def test_host_ends_when_the_head_says_so(start: Callable[..., Far]) -> None:
     far = start()
     far.worker("wait")
 
-    far.channel.send({"kind": "End"})
+    far.channel.send({"kind": "EndHost"})
 
     far.wait_until_empty()
     assert far.process.returncode == 0
@@ -314,7 +314,7 @@ def test_stopped_agent_keeps_no_worker_and_does_not_stay(start: Callable[..., Fa
 def test_host_says_what_it_is_like_before_it_is_greeted(tmp_path: Path) -> None:
     (tmp_path / "lease").write_text("token")
     question = Question(tmp_path, None, tmp_path / "lease", "token", Path("/nowhere/mpiexec"))
-    lines = [json.dumps(to_message(question)), '{"kind":"End"}']
+    lines = [json.dumps(to_message(question)), '{"kind":"EndHost"}']
 
     ended = subprocess.run(
         python_there(), input="\n".join(lines), stdout=subprocess.PIPE, check=True, text=True

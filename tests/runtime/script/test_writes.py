@@ -76,14 +76,18 @@ def test_worker_that_has_died_after_it_appended_a_line_leaves_it_once(
 
 def write(path: Path, number: int) -> int:
     """Run the line of a script that saves an array, by a library, and loads it again."""
+    if path.suffix == ".txt":
+        np.savetxt(path, [number])
+        return int(np.loadtxt(path))
     np.save(path, [number])
     return int(np.load(path)[0])
 
 
+@pytest.mark.parametrize("name", ["x.npy", "x.txt"])
 def test_worker_that_is_behind_reads_what_it_has_itself_written(
-    begin: Begin, tmp_path: Path
+    begin: Begin, tmp_path: Path, name: str
 ) -> None:
-    path = tmp_path / "x.npy"
+    path = tmp_path / name
     for _ in range(2):
         begin()
         assert [write(path, number) for number in range(3)] == [0, 1, 2]
@@ -94,8 +98,7 @@ def test_worker_that_is_behind_reads_what_it_has_itself_written(
     assert [write(path, number) for number in (1, 2)] == [1, 2]
     process.begin_training(1, print, is_first=True)  # all workers have come here
     with during_training():
-        np.save(path, [3])
-    assert int(np.load(path)[0]) == 3
+        assert write(path, 3) == 3
 
 
 def test_file_that_is_mapped_is_written_in_place(begin: Begin, tmp_path: Path) -> None:
