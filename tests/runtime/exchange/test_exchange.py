@@ -55,7 +55,7 @@ def _small_buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 def set_buckets(patch: pytest.MonkeyPatch, floats: int) -> None:
     patch.setattr("holdfast.runtime.exchange.sums.BUCKET_FLOATS", floats)
     for name in ("_LEAST_BUCKET_FLOATS", "_MOST_BUCKET_FLOATS"):
-        patch.setattr(f"holdfast.runtime.exchange.two_level_sum.{name}", floats)
+        patch.setattr(f"holdfast.runtime.exchange.sums.{name}", floats)
 
 
 class Party:
