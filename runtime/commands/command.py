@@ -1,4 +1,4 @@
-"""What commands have in common: a place in the help, examples, RUN_DIR, and flags of a job.
+"""What commands have in common: examples in the help, RUN_DIR, and flags of a job.
 
 click's own formatter writes the help: plain text at any width, that a pipe and a search can read.
 """
@@ -25,21 +25,12 @@ from holdfast.runtime.run.run_directory import RunDirectory
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _DEFAULTS = {name: field.default for name, field in JobOptions.__dataclass_fields__.items()}
 
-GROUPS = ("Run", "Look", "Checkpoints", "Trouble")
-"""What the commands are for, in the order of the help."""
-
 
 class Documented(click.Command):
-    """A command with a place in one of ``GROUPS``, whose help has options in groups, and examples.
+    """A command whose help has options in groups, and examples, which a test parses."""
 
-    ``examples`` are command lines; a test parses them.
-    """
-
-    def __init__(
-        self, *args: Any, place: tuple[str, int], examples: tuple[str, ...], **settings: Any
-    ) -> None:
+    def __init__(self, *args: Any, examples: tuple[str, ...], **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.place = place
         self.examples = examples
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

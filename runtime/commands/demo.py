@@ -59,7 +59,7 @@ This takes a minute or two.
 """
 
 
-@click.command(cls=Documented, place=("Run", 4), examples=("demo", "demo --keep"))
+@click.command(cls=Documented, examples=("demo", "demo --keep"))
 @click.option("--keep", is_flag=True, help="Leave the script and both runs, and say where.")
 @click.pass_context
 def demo(context: click.Context, /, *, keep: bool) -> None:

@@ -67,7 +67,6 @@ _IMPORT_TIMEOUT_S = 120.0
 
 @click.command(
     cls=Documented,
-    place=("Trouble", 1),
     examples=("doctor", "doctor --hosts a:4,b:4"),
     context_settings={"auto_envvar_prefix": "HOLDFAST"},
 )
@@ -114,7 +113,8 @@ def _examine(options: JobOptions, mpiexec: Path | None) -> Iterator[Diagnosis]:
     try:
         directory.prepare()
     except JobError as error:
-        yield Diagnosis("run directory", str(error), is_good=False)
+        sentence = str(error).removeprefix("run directory ")
+        yield Diagnosis("run directory", sentence, is_good=False)
     else:
         yield Diagnosis("run directory", f"{directory.path} is writable")
         if options.hosts:

@@ -30,13 +30,13 @@ import numpy as np
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.reader import Restored, compare_specs, restore
 from holdfast.checkpoint.tensor import Tensor, TensorSpec
+from holdfast.runtime.commands.checkpoints import StoredRun
 from holdfast.runtime.commands.command import PATH, Documented, run_dir_argument
 from holdfast.runtime.errors import JobError, ProgramError, UsageError
 from holdfast.runtime.model.model_rules import model_variables
 from holdfast.runtime.model.replica import make_model
 from holdfast.runtime.run.files import sync, sync_names
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
-from holdfast.runtime.run.stored_run import StoredRun
 from holdfast.runtime.script.draws import seed_script
 from holdfast.runtime.training.training_job import stage_of
 from holdfast.runtime.worker.training_refusal import RefusedTraining, TrainingRefused
@@ -52,7 +52,6 @@ _WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLI
 
 @click.command(
     cls=Documented,
-    place=("Checkpoints", 5),
     examples=(
         "export --to weights.npz",
         "export holdfast-train --to model.keras --model train.py",

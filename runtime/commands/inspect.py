@@ -30,11 +30,11 @@ from holdfast.checkpoint.names import MANIFEST_NAME, step_name
 from holdfast.checkpoint.repair import StepCheck, verify_step
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import TensorSpec
+from holdfast.runtime.commands.checkpoints import StoredRun
 from holdfast.runtime.commands.command import Documented, run_dir_argument
 from holdfast.runtime.commands.terminal import grid, moment, output, ruled
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import progress
-from holdfast.runtime.run.stored_run import StoredRun
 
 _READ_AT_ONCE_BYTES = 1 << 30
 """A disk and a core take about a second for so many."""
@@ -44,7 +44,6 @@ _MOST_ITEMS = 4
 
 @click.command(
     cls=Documented,
-    place=("Checkpoints", 2),
     examples=("inspect", "inspect holdfast-train --diff 100 200"),
 )
 @run_dir_argument

@@ -34,8 +34,8 @@ from holdfast.runtime.run.progress import (
     StepReport,
     WorkerReport,
     duration,
-    phase,
 )
+from holdfast.runtime.run.progress import phase as describe_phase
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.timeline import WAITING, Activity
 
@@ -71,8 +71,7 @@ class StatusSource:
         ending = ending_of(newest_job(self._entries), life, words)
         if self._socket.is_silent:
             ending = JobStanding(f"{ending.outcome}; its head does not answer", ending.is_over)
-        found = None if answer is None else AgentAnswer.of(answer)
-        return job_status(self._entries, ending, found, (time.monotonic(), wall_s))
+        return job_status(self._entries, ending, answer, (time.monotonic(), wall_s))
 
     def close(self) -> None:
         """Leave the job alone."""
@@ -93,37 +92,6 @@ class EventLine:
 
     time: float
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class AgentAnswer:
-    """What the agent said; ``now`` is its monotonic second."""
-
-    now: float
-    phase: str | None
-    workers: tuple[WorkerReport, ...]
-    launched: int
-    progress: StepReport | None
-    pid: int | None = None
-    command: str = ""
-    """The process that a user has started, or the head that goes on without it."""
-
-    @staticmethod
-    def of(message: HeadStatus) -> AgentAnswer:
-        """Return what a head has told, without what makes no sense."""
-        launch: Mapping[str, Any] = message.launch or {}
-        seen: Mapping[str, Any] = message.seen
-        workers = map(WorkerReport.of, seen.get("workers") or ())
-        pid = message.client or message.pid
-        return AgentAnswer(
-            now=message.now,
-            phase=seen.get("phase"),
-            workers=tuple(worker for worker in workers if worker is not None),
-            launched=len(launch.get("workers", ())),
-            progress=StepReport.of(seen.get("progress")),
-            pid=pid,
-            command=_command_of(pid),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,50 +134,53 @@ def _command_of(pid: object) -> str:
 
 
 def job_status(
-    entries: Entries, ending: JobStanding, answer: AgentAnswer | None, now_s: tuple[float, float]
+    entries: Entries, ending: JobStanding, answer: HeadStatus | None, now_s: tuple[float, float]
 ) -> JobStatus:
-    """Return the status of the newest job in ``entries``.
+    """Return the status of the newest job in ``entries``, with what its head has told.
 
     ``now_s`` is the moment: seconds of the monotonic clock, and since 1970.
     """
     monotonic, wall = now_s
     job = newest_job(entries)
-    progress = None if answer is None else answer.progress
-    trains = not ending.is_over and (answer is None or answer.phase not in AFTER_TRAINING)
-    epoch, launch = last_of(entries, Epoch), last_of(job, LaunchBegan)
+    seen: Mapping[str, Any] = {} if answer is None else answer.seen
+    progress, phase = StepReport.of(seen.get("progress")), seen.get("phase")
+    pid = None if answer is None else answer.client or answer.pid
+    epoch, saved = last_of(entries, Epoch), last_of(entries, Checkpoint)
+    launch = last_of(job, LaunchBegan)
     started, ended = last_of(entries, JobStarted), last_of(job, JobEnded)
-    launched = () if launch is None else launch.event.workers
+    launched: Any = () if launch is None else launch.event.workers
+    if answer is not None:
+        launched = (answer.launch or {}).get("workers", ())
+    outcome = ending.outcome
+    if phase == CONCLUDING and not ending.is_over:  # a script may go on for long
+        outcome += f": {describe_phase(phase)}"
     return JobStatus(
         run_id=entries[-1].run_id if entries else None,
-        outcome=_outcome(ending, answer),
+        outcome=outcome,
         is_over=ending.is_over,
         exit_code=ended and ended.event.exit_code,
         script=started and started.event.script,
-        phase=None if answer is None else answer.phase,
+        phase=phase,
         step=_journalled_step(entries) if progress is None else progress.step,
-        launched=len(launched) if answer is None else answer.launched,
-        workers=() if answer is None else answer.workers,
+        launched=len(launched),
+        workers=tuple(filter(None, map(WorkerReport.of, seen.get("workers") or ()))),
         progress=progress,
-        steps_per_s=pace_of(of(job, Step)).per_s if trains else 0.0,
-        epoch=epoch and _with_mappings(epoch.event),
-        last_save=_last_save(entries, wall),
+        steps_per_s=0.0
+        if ending.is_over or phase in AFTER_TRAINING
+        else pace_of(of(job, Step)).per_s,
+        epoch=epoch
+        and replace(
+            epoch.event,
+            metrics=epoch.event.metrics or {},
+            validation=epoch.event.validation or {},
+        ),
+        last_save=saved and LastSave(saved.event.step, max(0.0, wall - saved.time)),
         next_save=_next_save(progress, last_of(job, Checkpoint), monotonic),
         goodput=goodput_of(entries, None if ending.is_over else monotonic),
         events=told_events(entries, _MOST_EVENTS),
-        pid=None if answer is None else answer.pid,
-        command="" if answer is None else answer.command,
+        pid=pid,
+        command=_command_of(pid) if pid else "",
     )
-
-
-def _with_mappings(epoch: Epoch) -> Epoch:
-    return replace(epoch, metrics=epoch.metrics or {}, validation=epoch.validation or {})
-
-
-def _outcome(ending: JobStanding, answer: AgentAnswer | None) -> str:
-    """Return how the job stands; a script may go on for long after its trainings are complete."""
-    if ending.is_over or answer is None or answer.phase != CONCLUDING:
-        return ending.outcome
-    return f"{ending.outcome}: {phase(CONCLUDING)}"
 
 
 def pace_of(steps: Sequence[Entry[Step]]) -> Pace:
@@ -232,13 +203,6 @@ def _journalled_step(entries: Entries) -> int:
         ):
             return entry.event.step
     return 0
-
-
-def _last_save(entries: Entries, wall: float) -> LastSave | None:
-    saved = last_of(entries, Checkpoint)
-    if saved is None:
-        return None
-    return LastSave(saved.event.step, max(0.0, wall - saved.time))
 
 
 def _next_save(

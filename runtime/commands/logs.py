@@ -17,9 +17,7 @@ from holdfast.runtime.run.worker_logs import LogReader
 _FOLLOWED_S = 0.5
 
 
-@click.command(
-    cls=Documented, place=("Look", 2), examples=("logs -f", "logs holdfast-train --worker 2")
-)
+@click.command(cls=Documented, examples=("logs -f", "logs holdfast-train --worker 2"))
 @living_run_argument
 @click.option(
     "-w", "--worker", type=click.IntRange(min=0), metavar="ID", help="Show this worker alone."

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import os
-import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from holdfast.checkpoint.errors import (
     CheckpointUnreadable,
     StorageFailed,
 )
-from holdfast.runtime.commands.command import GROUPS, Documented
+from holdfast.runtime.commands.command import Documented
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.option import RUN
@@ -36,25 +35,37 @@ from holdfast.runtime.system.signals import write_in_background
 _LONGEST_SUMMARY = 200
 """Letters: more than the first sentence on any command has."""
 
+_GROUPS = {
+    "Run": {"run": "run", "attach": "orders", "stop": "orders", "demo": "demo"},
+    "Look": {"status": "status", "logs": "logs", "report": "report", "list": "status"},
+    "Checkpoints": {
+        **{"save": "orders", "inspect": "inspect", "verify": "checkpoints"},
+        **{"repair": "checkpoints", "export": "export"},
+    },
+    "Trouble": {"doctor": "doctor"},
+}
+"""What the commands are for, and the module of each, in the order of the help."""
+
+_HOMES = {name: home for group in _GROUPS.values() for name, home in group.items()}
+
 _OF_JOBS = ("run", "attach")
 """Commands that have a job to mind, which a terminal may not stop."""
 
 
 class _Commands(click.Group):
-    """The subcommands: each is in the module of its name, which is imported when it is asked for.
+    """The subcommands: the module of each is imported when it is asked for.
 
     Together they take 0.2 s, and some load NumPy: a job begins without them.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names, for the help."""
-        return sorted(str(one.name) for group in all_commands().values() for one in group)
+        return sorted(_HOMES)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the first sentence on each command in full, by groups; click cuts it to a line."""
-        groups = all_commands()
-        width = max(len(str(one.name)) for group in groups.values() for one in group)
-        for title, group in groups.items():
+        width = max(map(len, _HOMES))
+        for title, group in all_commands().items():
             with formatter.section(title):
                 texts = [one.get_short_help_str(_LONGEST_SUMMARY) for one in group]
                 names = [f"{one.name:{width}}" for one in group]
@@ -76,21 +87,19 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Documented | None:
         """Return a subcommand by its name, None if there is none."""
-        home = f"{__package__}.{cmd_name}"
-        if not cmd_name.isidentifier() or importlib.util.find_spec(home) is None:
+        if cmd_name not in _HOMES:
             return None
-        found = vars(importlib.import_module(home)).values()
-        commands = (one for one in found if isinstance(one, Documented) and one.name == cmd_name)
-        return next(commands, None)
+        found = vars(importlib.import_module(f"{__package__}.{_HOMES[cmd_name]}")).values()
+        return next(one for one in found if isinstance(one, Documented) and one.name == cmd_name)
 
 
 def all_commands() -> dict[str, list[Documented]]:
     """Import all commands, and return them by what they are for, in the order of the help."""
     context = click.Context(holdfast)
-    names = (module.name for module in pkgutil.iter_modules(sys.modules[str(__package__)].__path__))
-    found = (holdfast.get_command(context, name) for name in names)
-    ordered = sorted(filter(None, found), key=lambda command: command.place[1])
-    return {name: [one for one in ordered if one.place[0] == name] for name in GROUPS}
+    return {
+        title: [one for name in group if (one := holdfast.get_command(context, name))]
+        for title, group in _GROUPS.items()
+    }
 
 
 @click.group(

@@ -44,9 +44,7 @@ _IN_RUN_DIR = "\0"
 """What no shell can give as a name: --html without FILE."""
 
 
-@click.command(
-    cls=Documented, place=("Look", 3), examples=("report", "report holdfast-train --html")
-)
+@click.command(cls=Documented, examples=("report", "report holdfast-train --html"))
 @run_dir_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 @click.option(

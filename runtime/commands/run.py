@@ -22,7 +22,6 @@ from holdfast.runtime.options.sources import Sources, build_options
 
 @click.command(
     cls=OfScript,
-    place=("Run", 1),
     examples=(
         "run -n 4 train.py --epochs 20",
         "run --hosts a:4,b:4 --save-every 10min train.py",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.checkpoint.digest import digest_of
-from holdfast.checkpoint.filesystem import FileSystem
+from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
 from holdfast.checkpoint.image_map import ImageMap
 from holdfast.checkpoint.manifest import Manifest, plain_name
 from holdfast.checkpoint.record import Header, ShardRecord
@@ -22,7 +22,6 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.stored_run import owned_store
 from holdfast.runtime.saving.save_messages import SaveTicket
 from holdfast.runtime.system.codec import encode
 
@@ -77,7 +76,9 @@ class SavePlan:
 
     def open_store(self, files: FileSystem | None = None) -> CheckpointStore:
         """Return the run's checkpoints, fenced, or on another file system if one is given."""
-        return owned_store(self.config.ownership, files)
+        owner = self.config.ownership
+        fenced = LocalFileSystem(owner.run_dir, owner.prove)
+        return CheckpointStore(owner.run_dir, fenced if files is None else files)
 
     def image_map(self) -> ImageMap:
         """Return where each byte of a save lies in memory."""

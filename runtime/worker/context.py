@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.event import Event
 from holdfast.recovery.fault import FaultKind, FaultPlan, Visit, parse_fault
@@ -23,8 +24,6 @@ from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import FaultStruck, Notice
 from holdfast.runtime.run.journal import ProcessJournal, Recorder
-from holdfast.runtime.run.run_directory import Ownership
-from holdfast.runtime.run.stored_run import owned_store
 from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.worker_reports import OwnReport
 from holdfast.runtime.system.worker_status import WorkerStatus
@@ -110,10 +109,9 @@ class WorkerContext:
             self.report(Notice(text, is_progress=True))
 
     def open_store(self) -> CheckpointStore:
-        """Return the run's checkpoints."""
-        config = self.config
-        ownership = Ownership(self.run_dir, config.run_id, config.lease_token)
-        return owned_store(ownership)
+        """Return the run's checkpoints, changed only after a proof that they are the job's own."""
+        owner = self.config.ownership
+        return CheckpointStore(owner.run_dir, LocalFileSystem(owner.run_dir, owner.prove))
 
 
 _current: WorkerContext | None = None

@@ -20,7 +20,7 @@ from victim import RUN, Aftermath, Intrusion
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.repair import mend_step
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.commands.repair import repair
+from holdfast.runtime.commands.checkpoints import repair
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from journal_entries import WrittenJournal
 from whole_save import save
 
 from holdfast.checkpoint.errors import TRANSIENT
@@ -64,6 +65,23 @@ def test_bad_requests_are_one_sentence_and_exit_2(
 
     assert (code, out) == (2, "")
     assert complaint in err
+
+
+def test_step_that_is_missing_is_answered_with_what_is_known(
+    holdfast: Holdfast, tmp_path: Path
+) -> None:
+    journal = WrittenJournal(tmp_path / "journal.jsonl", run_id="r", source="writer")
+    none = holdfast("verify", tmp_path)[2]
+    journal.record("checkpoint", step=20, seconds=0.5, bytes=9, generation=1)
+    journal.close()
+    removed = holdfast("inspect", tmp_path)[2]
+    for step in range(1, 13):
+        (tmp_path / f"checkpoints/step-{step:012d}").mkdir(parents=True)
+
+    assert f"{tmp_path} holds no checkpoint: its run has saved none yet" in none
+    assert "no checkpoint: its journal knows of step 20, which was removed" in removed
+    known = "has no step 99; it has 12, 11, 10, 9, 8, 7, 6, 5, 4, 3 and older ones"
+    assert known in holdfast("verify", tmp_path, "--step", 99)[2]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +191,7 @@ def test_step_that_the_job_removes_meanwhile_is_not_damaged(
             shutil.rmtree(store.directory / "step-000000000004")
         return verify_step(store, step, **options)
 
-    monkeypatch.setattr("holdfast.runtime.commands.verify.verify_step", remove_and_verify)
+    monkeypatch.setattr("holdfast.runtime.commands.checkpoints.verify_step", remove_and_verify)
 
     code, out, _ = holdfast("verify", run_dir)
 

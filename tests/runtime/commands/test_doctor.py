@@ -131,7 +131,7 @@ def _without_network(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             None,
             "--run-dir /proc/self/run",
-            "run directory run directory /proc/self/run cannot be used",
+            "run directory /proc/self/run cannot be used",
             WHOLE,
         ),
         (

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from journal_entries import Story, WrittenJournal
 
 from holdfast.runtime.commands.job_status import (
-    AgentAnswer,
     JobStatus,
     StatusSource,
     job_status,
@@ -78,8 +77,7 @@ class Job(Story):
 def status_of(
     story: Story, ending: JobStanding = RUNNING, answer: HeadStatus | None = None
 ) -> JobStatus:
-    found = None if answer is None else AgentAnswer.of(answer)
-    return job_status(story.entries, ending, found, (story.now, 1e9 + story.now))
+    return job_status(story.entries, ending, answer, (story.now, 1e9 + story.now))
 
 
 def test_next_save_of_a_schedule_by_time_is_told_before_the_first_one() -> None:
@@ -298,8 +296,8 @@ def test_status_names_the_process_that_a_user_has_started() -> None:
         assert started.stdout.readline() == b"\n"
 
         answer = dataclasses.replace(ANSWER, client=started.pid, pid=os.getpid())
-        found = AgentAnswer.of(answer)
-        without = AgentAnswer.of(dataclasses.replace(answer, client=None))
+        found = status_of(Job(), answer=answer)
+        without = status_of(Job(), answer=dataclasses.replace(answer, client=None))
 
     assert (found.pid, found.command) == (started.pid, "holdfast run -n 2 'my train.py'")
     assert without.pid == os.getpid()

@@ -1,0 +1,215 @@
+"""``holdfast verify`` and ``repair``: checkpoints whose bytes are as they were saved.
+
+`StoredRun` is what all commands over checkpoints open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from holdfast.checkpoint.errors import (
+    TRANSIENT,
+    CheckpointError,
+    CheckpointInvalid,
+    StorageFailed,
+)
+from holdfast.checkpoint.names import step_name
+from holdfast.checkpoint.repair import CountBytes, MendResult, StepCheck, mend_step, verify_step
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.commands.command import PATH, Documented, run_dir_argument
+from holdfast.runtime.commands.terminal import ByteProgress
+from holdfast.runtime.errors import ExitCode, RunUnreadable, UsageError
+from holdfast.runtime.run import progress
+from holdfast.runtime.run.checkpoint_events import Checkpoint
+from holdfast.runtime.run.entries import entries_of, last_of
+from holdfast.runtime.run.find_run import refuse_no_run
+from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
+from holdfast.runtime.run.run_directory import RunDirectory
+
+_MOST_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """The checkpoints of a run directory; a copy without ``RUN.json`` has no ``run_id``."""
+
+    path: Path
+    store: CheckpointStore
+    run_id: str | None
+
+    @staticmethod
+    def open(path: Path) -> StoredRun:
+        """Return the run in a directory.
+
+        Raises:
+            UsageError: it is no run, or its record cannot be read.
+        """
+        refuse_no_run(path)
+        record = RunDirectory(path).load_record()
+        return StoredRun(path, CheckpointStore(path), record.run_id if record else None)
+
+    def steps(self) -> tuple[int, ...]:
+        """Return the committed steps, newest first.
+
+        Raises:
+            UsageError: there is no step, or the steps cannot be listed.
+            RunUnreadable: they cannot be listed just now.
+        """
+        try:
+            steps = self.store.steps()
+        except StorageFailed as error:
+            kind = RunUnreadable if error.errno in TRANSIENT else UsageError
+            raise kind(str(error)) from error
+        if not steps:
+            raise UsageError(f"{self.path} holds no checkpoint: {self._why_none()}")
+        return steps
+
+    def _why_none(self) -> str:
+        directory = RunDirectory(self.path)
+        reader = JournalReader(directory.journal_path, tail_bytes=TAIL_BYTES)
+        saved = None
+        with contextlib.suppress(OSError):
+            saved = last_of(entries_of(reader.read()), Checkpoint)
+        if saved is None:
+            return "its run has saved none yet"
+        return f"its journal knows of step {saved.event.step}, which was removed"
+
+    def step(self, wanted: int | None) -> int:
+        """Return ``wanted`` if the run has that step; None means the newest step.
+
+        Raises:
+            UsageError: there is no such step.
+        """
+        steps = self.steps()
+        if wanted is None:
+            return steps[0]
+        if wanted not in steps:
+            shown = ", ".join(map(str, steps[:_MOST_STEPS]))
+            more = " and older ones" if len(steps) > _MOST_STEPS else ""
+            raise UsageError(f"{self.path} has no step {wanted}; it has {shown}{more}")
+        return wanted
+
+
+@click.command(
+    cls=Documented,
+    examples=("verify", "verify holdfast-train --step 200"),
+)
+@run_dir_argument
+@click.option("--step", type=int, help="Only this step.")
+@click.option("--all", "all_steps", is_flag=True, help="All steps.  [the default]")
+def verify(run_dir: Path, step: int | None, *, all_steps: bool) -> None:
+    """Compare every digest of the checkpoints in RUN_DIR; exit 1 if any does not verify.
+
+    Exit 75 if none is known to be damaged, and some could not be read just now.
+    """
+    if all_steps and step is not None:
+        raise UsageError("--all and --step exclude each other; give one of them")
+    run = StoredRun.open(run_dir)
+    steps = run.steps() if step is None else (run.step(step),)
+    with ByteProgress("verifying", _total(run, steps)) as bar:
+        verdicts = [_tell(run, known, bar) for known in steps]
+    bad = [verdict for verdict in verdicts if not verdict.is_valid]
+    damaged = [verdict.step for verdict in bad if not verdict.is_unread]
+    if not damaged:
+        sys.exit(ExitCode.STOPPED_EARLY if bad else ExitCode.DONE)
+    click.echo(
+        f"holdfast: mend damaged steps with `holdfast repair {run_dir} --from COPY`, or "
+        f"remove {run.store.directory / step_name(damaged[0])}",
+        err=True,
+    )
+    sys.exit(ExitCode.PROGRAM_FAILED)
+
+
+def _tell(run: StoredRun, step: int, bar: CountBytes) -> StepCheck:
+    verdict = verify_step(run.store, step, run_id=run.run_id, progress=bar)
+    if not verdict.is_valid and not verdict.is_unread and step not in run.store.steps():
+        click.echo(f"step {step}: removed meanwhile")  # by the job, which keeps the newest ones
+        return StepCheck(step, 0)
+    click.echo(f"step {step}: {_verdict_in_words(verdict)}")
+    return verdict
+
+
+def _verdict_in_words(verdict: StepCheck) -> str:
+    if verdict.is_unread:
+        return f"could not be read, and is not known to be damaged: {verdict.reason}"
+    if not verdict.is_valid:
+        return f"not valid: {verdict.reason}"
+    return f"valid, {progress.memory(verdict.nbytes)}"
+
+
+def _total(run: StoredRun, steps: tuple[int, ...]) -> int:
+    """Return the bytes that will be read, as far as the manifests say."""
+    total = 0
+    for step in steps:
+        try:
+            total += run.store.scan(step).manifest_alone().nbytes
+        except CheckpointInvalid:
+            continue  # none of its bytes will be read
+    return total
+
+
+@click.command(
+    cls=Documented,
+    examples=(
+        "repair --from /backup/holdfast-train",
+        "repair holdfast-train --from /backup/holdfast-train --step 200",
+    ),
+)
+@run_dir_argument
+@click.option(
+    "--from",
+    "other_dir",
+    type=PATH,
+    required=True,
+    help="Another copy of the run directory: a mirror or a backup.",
+)
+@click.option("--step", type=int, help="Only this step, even if RUN_DIR has lost it altogether.")
+def repair(run_dir: Path, other_dir: Path, step: int | None) -> None:
+    """Put the damaged files of checkpoints in RUN_DIR back from a copy; exit 1 if one cannot be.
+
+    No job may run there meanwhile.
+    """
+    run, other = StoredRun.open(run_dir), StoredRun.open(other_dir)
+    if run_dir.resolve() == other_dir.resolve():
+        raise UsageError(f"{other_dir} is {run_dir} itself; give another copy of it")
+    if None not in (run.run_id, other.run_id) and run.run_id != other.run_id:
+        raise UsageError(
+            f"{other_dir} holds run {other.run_id}, and {run_dir} is run {run.run_id}; give a copy "
+            "of this run"
+        )
+    if step is None:
+        steps = run.steps()
+    else:  # one of the two has it
+        steps = (step if step in run.store.steps() else other.step(step),)
+    lease = RunDirectory(run_dir).acquire_lease(takes_orders=False)
+    try:
+        with ByteProgress("reading", 0) as bar:
+            results = [_mend_one(run, other, known, bar) for known in steps]
+    finally:
+        lease.end()
+        lease.release()
+    sys.exit(ExitCode.DONE if all(results) else ExitCode.PROGRAM_FAILED)
+
+
+def _mend_one(run: StoredRun, other: StoredRun, step: int, bar: CountBytes) -> bool:
+    """Mend a step and print the outcome; return whether it is whole."""
+    try:
+        result = mend_step(run.store, other.store, step, run_id=run.run_id, progress=bar)
+    except CheckpointError as error:
+        click.echo(f"step {step}: not mended: {error}")
+        return False
+    click.echo(f"step {step}: {_result_in_words(result, other.path)}")
+    return True
+
+
+def _result_in_words(result: MendResult, other_dir: Path) -> str:
+    if result.fault is None:
+        return "whole, nothing to do"
+    source = f"{', '.join(result.files)} from {other_dir}" if result.files else "by what was aside"
+    aside = f"; the damaged one is now {result.bad_name}" if result.bad_name else ""
+    return f"mended and verified, {source}{aside}; it had: {result.fault}"
