@@ -37,7 +37,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
 def test_every_script_stands_in_the_table_once() -> None:
     paths = {script.path for script in SUITE.values()}
 
-    assert len(SUITE) == 30
+    assert len(SUITE) == 32
     assert paths == set(SCRIPTS.glob("*/*.py"))
 
 

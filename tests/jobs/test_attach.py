@@ -89,22 +89,6 @@ def test_attached_job_ends_with_the_same_bytes_and_exit_code(
     assert orphan.wait().leftovers == ()
 
 
-@pytest.mark.extended  # a job without its client is relaunched in test_orders.py
-def test_job_that_was_taken_over_is_relaunched_when_all_workers_die(
-    tmp_path: Path, undisturbed: Undisturbed, orphan: RunningJob
-) -> None:
-    with start_job(gated(tmp_path)) as successor:
-        successor.wait_for("taken_over")
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # or survivors would repair in between
-            for worker in range(3):
-                orphan.signal(number, f"holdfast-w{worker}")
-        (tmp_path / str(GATE)).touch()
-        job = successor.wait()
-
-    assert_whole(job, LONG, undisturbed(LONG))
-    assert [relaunch["workers"] for relaunch in job.events("relaunch")] == [[3, 4, 5]]
-
-
 def test_job_that_was_taken_over_stops_at_a_signal_with_a_checkpoint(
     tmp_path: Path, orphan: RunningJob
 ) -> None:
@@ -230,26 +214,3 @@ def test_directory_of_a_client_that_was_stopped_before_its_first_launch_is_free_
 
 def _agent(job: RunningJob) -> int:
     return next(pid for pid, name in job.processes().items() if name == "holdfast-agent")
-
-
-@pytest.mark.extended  # others that are taken over run here
-def test_job_that_was_taken_over_ends_once_its_scripts_train_different_numbers_of_times(
-    tmp_path: Path,
-) -> None:
-    script = Path(__file__).parent / "scripts" / "apart.py"
-    argv = [str(tmp_path), "1", "2", "1:gate"]
-    request = JobRequest(
-        script=script, run_dir=tmp_path / "run", workers=2, argv=argv, options=["--threads", "1"]
-    )
-    with start_job(request) as orphan:
-        orphan.wait_for("completed", source="head")
-        orphan.signal(signal.SIGKILL)
-        with start_job(Attachment(script="", run_dir=tmp_path / "run")) as attached:
-            attached.wait_for("taken_over")
-            (tmp_path / "gate").touch()
-            job = attached.wait()
-        assert orphan.wait().leftovers == ()
-
-    assert job.exit_code == 1, job.stderr
-    assert "error: worker 0 ended its script after 1 training" in job.stderr
-    assert job.report.relaunches == ()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
-from extended import shortened
+from extended import extended, shortened
 from workload import (
     EVEN,
     LONG,
@@ -105,63 +105,75 @@ def test_workers_that_stand_still_are_fenced(
     assert job.report.relaunches == ()
 
 
-def test_deaths_while_slices_are_in_the_air(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    faults = [
-        "kill worker=0 step=3 site=reduce",
-        "exit worker=3 step=3 site=reduce attempt=2",
-        "segfault worker=2 step=6 site=reduce",
-    ]
+@dataclass(frozen=True)
+class Together:
+    """Deaths that meet each other, or a moment of their own; ``survivors`` are the last ones."""
 
-    job = _train(SLICED, tmp_path, faults)
-
-    assert_whole(job, SLICED, undisturbed(SLICED))
-    assert_struck(job, faults)
-
-
-def test_a_death_while_validation_sums_are_gathered_damages_nobody(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """Open MPI's Allgatherv tells the survivors of success then, and has received nothing."""
-    faults = [f"kill worker={worker} step={step} attempt=2" for worker, step in ((5, 7), (4, 14))]
-
-    job = _train(SLICED, tmp_path, faults, workers=6)
-
-    assert_whole(job, SLICED, undisturbed(SLICED))
-    assert_struck(job, faults)
+    name: str
+    faults: Sequence[str]
+    workload: Workload
+    workers: int = 4
+    survivors: tuple[int, ...] | None = None
+    options: Sequence[str] = ()
 
 
-def test_two_workers_die_at_once(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    faults = ["kill worker=1 step=6", "kill worker=2 step=6"]
+_REDUCE = "step=3 site=reduce"
+TOGETHER = (
+    Together(
+        "while slices are in the air",
+        [
+            *(f"kill worker=0 {_REDUCE}", f"exit worker=3 {_REDUCE} attempt=2"),
+            "segfault worker=2 step=6 site=reduce",
+        ],
+        SLICED,
+    ),
+    # Open MPI's Allgatherv tells the survivors of success then, and has received nothing.
+    Together(
+        "while validation sums are gathered",
+        ["kill worker=5 step=7 attempt=2", "kill worker=4 step=14 attempt=2"],
+        SLICED,
+        workers=6,
+    ),
+    Together(
+        "two at once", ["kill worker=1 step=6", "kill worker=2 step=6"], UNEVEN, survivors=(0, 3)
+    ),
+    Together(
+        "during a repair",
+        [
+            *("kill worker=1 step=6 site=vote", "kill worker=2 step=6 site=repair"),
+            "raise worker=0 step=6 site=repair",
+        ],
+        UNEVEN,
+        survivors=(3,),
+    ),
+    Together(
+        "during the final checkpoint",
+        [f"kill worker=0 step={EVEN.steps} site=save", f"exit worker=2 step={EVEN.steps}"],
+        EVEN,
+    ),
+)
+MANY = Together(
+    "32 workers in threes",
+    [
+        f"kill worker={worker} step={step}"
+        for step, workers in {3: (0, 7, 31), 7: (1, 2, 16), 11: (5, 20, 30)}.items()
+        for worker in workers
+    ],
+    Workload(microbatches=40, samples=640, global_batch=80, epochs=2),
+    workers=32,
+    options=("--heartbeat-timeout", "30"),  # two cores for all of them
+)
 
-    job = _train(UNEVEN, tmp_path, faults)
 
-    assert_whole(job, UNEVEN, undisturbed(UNEVEN))
-    assert_struck(job, faults)
-    assert job.report.recoveries[-1].survivors == (0, 3)
+@pytest.mark.parametrize("case", [*TOGETHER, extended(MANY)], ids=lambda case: case.name)
+def test_workers_die_together(tmp_path: Path, undisturbed: Undisturbed, case: Together) -> None:
+    job = _train(case.workload, tmp_path, case.faults, case.workers, case.options)
 
-
-def test_others_die_during_repair(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    faults = [
-        "kill worker=1 step=6 site=vote",
-        "kill worker=2 step=6 site=repair",
-        "raise worker=0 step=6 site=repair",
-    ]
-
-    job = _train(UNEVEN, tmp_path, faults)
-
-    assert_whole(job, UNEVEN, undisturbed(UNEVEN))
-    assert_struck(job, faults)
-    assert job.report.recoveries[-1].survivors == (3,)
-
-
-def test_workers_die_during_the_final_checkpoint(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    faults = [f"kill worker=0 step={EVEN.steps} site=save", f"exit worker=2 step={EVEN.steps}"]
-
-    job = _train(EVEN, tmp_path, faults)
-
-    assert_whole(job, EVEN, undisturbed(EVEN))
-    assert_struck(job, faults)
-    assert job.report.checkpoints[-1].step == EVEN.steps
+    assert_whole(job, case.workload, undisturbed(case.workload))
+    assert_struck(job, case.faults)
+    assert job.report.checkpoints[-1].step == case.workload.steps
+    if case.survivors is not None:
+        assert job.report.recoveries[-1].survivors == case.survivors
 
 
 @pytest.mark.extended  # ci/campaign.py

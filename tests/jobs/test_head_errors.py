@@ -89,20 +89,6 @@ def _run(request: JobRequest, preparation: str) -> JobRun:
         return running.wait()
 
 
-@pytest.mark.extended  # a job that fails so runs below
-@speechless
-def test_death_in_a_job_whose_stderr_takes_nothing_is_survived(
-    tmp_path: Path, undisturbed: Undisturbed, preparation: str
-) -> None:
-    request = request_of(EVEN, tmp_path, workers=3, faults=["kill worker=1 step=3"])
-
-    job = _run(request, preparation)
-
-    assert_whole(job, EVEN, undisturbed(EVEN))
-    assert [failure.worker for failure in job.report.failures] == [1]
-    assert job.report.relaunches == ()
-
-
 @speechless
 def test_job_that_fails_has_its_exit_code_although_stderr_takes_nothing(
     tmp_path: Path, preparation: str

@@ -69,20 +69,3 @@ def test_memory_that_fills_up_is_told_and_saved_before_it_kills(
     assert told[0]["text"] in job.stderr
     assert told[0]["text"] in describe_troubles(job.report)
     assert_whole(job, SLOW, undisturbed(replace(SLOW, pause_ms=0)))
-
-
-@pytest.mark.extended  # tests/runtime/host/test_agent.py has the limit
-def test_limit_of_open_files_that_is_too_small_is_told_at_the_beginning(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    preparation = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-    request = request_of(LONG, tmp_path, workers=3)
-
-    with start_job(PreparedJob(**asdict(request), preparation=preparation)) as running:
-        job = running.wait()
-
-    told = job.events("pressure")[0]
-    assert (told["resource"], told["limit"]) == ("open files", 64)
-    assert told["text"].startswith("3 workers need about 67 open files, and ")
-    assert told["now"] < job.events("step")[0]["now"]
-    assert_whole(job, LONG, undisturbed(LONG))

@@ -142,47 +142,6 @@ def test_relaunch_whose_program_is_gone_names_the_file(tmp_path: Path) -> None:
     assert following.exit_code == 0, following.stderr
 
 
-RATES = """
-import sys
-import keras, numpy as np
-
-keras.utils.set_random_seed(1)
-x = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
-model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-rate, momentum, epochs = map(float, sys.argv[1:4])
-model.compile(keras.optimizers.SGD(rate, momentum=momentum), "mse")
-falls = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=0, min_delta=1e9)
-taken = keras.callbacks.LearningRateScheduler(lambda epoch, _: rate)
-calls = [taken if "--take" in sys.argv else falls]
-model.fit(x, x[:, :1], batch_size=16, epochs=int(epochs), callbacks=calls, verbose=0)
-print("rate", f"{float(model.optimizer.learning_rate):.3g}", flush=True)
-"""
-
-
-@pytest.mark.extended  # half a minute of three jobs; test_consistency.py has the sentences
-@pytest.mark.tensorflow
-def test_what_a_run_keeps_and_what_a_start_asks_for_are_told(tmp_path: Path) -> None:
-    """A callback sets the rate that the second start asks for, so the run has that by then."""
-    (tmp_path / "train.py").write_text(RATES)
-
-    begun = job(tmp_path, "0.1", "0.5", "2")
-    other = job(tmp_path, "0.2", "0.6", "3", "--take")
-    first = job(tmp_path, "0.1", "0.6", "4")
-
-    jobs = (begun, other, first)
-    assert [done.exit_code for done in jobs] == [0] * 3, "".join(done.stderr for done in jobs)
-    assert "begun with the arguments '0.1 0.5 2', and train.py has" in other.stderr
-    assert "asks for" not in other.stderr  # a callback sets the rate
-    assert "rate 0.2\n" in other.stdout
-    momentum = "the momentum of SGD 'sgd' was 0.5, and the run goes on with 0.6"
-    assert momentum in other.stderr
-    rate = "the script asks for the learning rate of SGD 'sgd' of 0.1 now, and the run keeps 0.2"
-    assert rate in first.stderr
-    assert "lambda epoch, rate: 0.1)" in first.stderr
-    assert " was 0." not in begun.stderr + first.stderr
-    assert "asks for" not in begun.stderr
-
-
 TRIALS = """
 import os
 import keras, numpy as np

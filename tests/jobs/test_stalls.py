@@ -1,4 +1,7 @@
-"""A sample that a worker cannot take: the worker is found, shown and fenced, the bytes stay."""
+"""A worker that does not come on is found, shown and fenced; the bytes stay.
+
+A sample that it cannot take stops one worker; an event that MPI has lost stops all of them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from extended import shortened
-from workload import EVEN, Undisturbed, assert_whole, request_of
+from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
 
 from holdfast.testing import JobRun, start_job
 
@@ -104,12 +107,18 @@ def test_deaths_of_one_cause_are_counted_when_the_budget_is_spent(tmp_path: Path
     assert job.leftovers == ()
 
 
-@pytest.mark.extended  # tests/recovery/test_stall.py has last owners
-def test_last_owner_of_a_sample_that_never_ends_is_fenced_though_nobody_waits(
+@pytest.mark.extended  # tests/recovery/test_stall.py has what waits for all
+def test_launch_in_which_mpi_has_lost_an_event_is_ended_and_relaunched(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    job = _train(tmp_path, "loop", options=STALLS, times=3)
+    options = ["--heartbeat-timeout", "2"]
+    plain = request_of(LONG, tmp_path / "run", workers=3, options=options)
+    argv = [str(tmp_path / "happened"), *plain.argv]
+    with start_job(replace(plain, script=SCRIPT.with_name("lost_event.py"), argv=argv)) as running:
+        job = running.wait()
 
-    assert_whole(job, EVEN, undisturbed(EVEN))
-    assert [failure.limit for failure in job.report.failures] == ["stall"] * 3
+    assert_whole(job, LONG, undisturbed(LONG))
+    (stalled,) = job.events("stalled")
+    assert stalled["workers"] == [0, 1, 2]
+    assert "have waited for each other inside MPI" in job.stderr
     assert len(job.report.relaunches) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -23,31 +22,6 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 
 LAUNCHER = "prterun"
 """The name of mpiexec's process."""
-WARM = """
-import gc, json, sys
-import keras, numpy as np
-
-model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-model.fit(np.ones((8, 2), "f"), np.ones((8, 1), "f"), batch_size=4, epochs=2, verbose=0)
-young = {id(found) for found in gc.get_objects()}  # warm processes freeze what they have
-late = [name for name, module in sys.modules.items() if id(module) in young]
-print(json.dumps([name for name in late if name.partition(".")[0] == "holdfast"]))
-"""
-SPLIT = """
-import json
-import keras, numpy as np, tensorflow as tf
-
-(processor,) = tf.config.list_physical_devices("CPU")
-parts = [tf.config.LogicalDeviceConfiguration(), tf.config.LogicalDeviceConfiguration()]
-tf.config.set_logical_device_configuration(processor, parts)
-model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-model.fit(np.ones((8, 2), "f"), np.ones((8, 1), "f"), batch_size=4, epochs=2, verbose=0)
-print(json.dumps([device.name for device in tf.config.list_logical_devices("CPU")]))
-"""
-THEIR_OWN = {"holdfast.runtime.exchange.mpi_communicator"}
-"""It loads the libraries of MPI, which belong to one job."""
 
 
 @pytest.mark.parametrize(
@@ -111,18 +85,6 @@ def test_script_imports_from_its_own_directory_and_from_pythonpath(tmp_path: Pat
         job = running.wait()
 
     assert "beside named" in job.stdout, job.stderr
-
-
-@pytest.mark.extended  # test_warm_pool.py imports in a pool
-@pytest.mark.tensorflow
-def test_what_workers_need_is_imported_once_for_all_of_them(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(WARM)
-
-    with start_job(JobRequest(script=script, run_dir=tmp_path / "run")) as running:
-        job = running.wait()
-
-    assert set(json.loads(job.stdout.splitlines()[-1])) == THEIR_OWN, job.stderr
 
 
 @pytest.mark.parametrize("is_set", [pytest.param(True, id="set"), extended(False, id="not set")])
@@ -196,17 +158,3 @@ def test_private_directory_that_is_removed_is_made_again(
     assert len(job.report.relaunches) == 1
     assert f"private directory {directory} was removed, and was made again" in job.stderr
     assert not directory.exists()
-
-
-@pytest.mark.extended  # test_warm_pool.py looks at what a pool imports
-@pytest.mark.tensorflow
-def test_script_still_chooses_its_devices_although_tensorflow_is_warm(tmp_path: Path) -> None:
-    """TensorFlow refuses that once it has looked for devices, and a fork would break theirs."""
-    script = tmp_path / "train.py"
-    script.write_text(SPLIT)
-
-    with start_job(JobRequest(script=script, run_dir=tmp_path / "run", workers=2)) as running:
-        job = running.wait()
-
-    assert job.exit_code == 0, job.stderr
-    assert json.loads(job.stdout.splitlines()[-1]) == ["/device:CPU:0", "/device:CPU:1"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing import JobRequest, run_job, start_job
+from holdfast.testing import JobRequest, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
@@ -40,26 +40,3 @@ def test_search_goes_on_after_trials_that_fail_through_deaths_and_a_relaunch(
     assert restored[3] in range(22, 25)
     assert (job.report.completed_step, len(job.report.relaunches)) == (33, 1)
     assert job.leftovers == ()
-
-
-@pytest.mark.extended
-def test_optunas_own_loop_prunes_alike_through_deaths_and_a_relaunch(tmp_path: Path) -> None:
-    """The mechanism is that of the search above; here the error is Optuna's."""
-    told, relaunches = [], []
-    for faults in ([], ["kill worker=1 step=30", "kill worker=0 step=50"]):
-        job = run_job(
-            SCRIPTS / "own_search.py",
-            run_dir=tmp_path / f"run-{len(faults)}",
-            workers=2,
-            microbatches=2,
-            faults=faults,
-            options=["--threads", "1"],
-        )
-        assert job.exit_code == 0, job.stderr
-        told.append([line for line in job.stdout.splitlines() if line.startswith("trials")])
-        relaunches.append(len(job.report.relaunches))
-
-    assert told[0] == told[1]
-    assert len(told[0]) == 1
-    assert told[0][0].count("PRUNED") >= 2
-    assert relaunches == [0, 1]

@@ -81,13 +81,3 @@ def test_cache_in_a_file_is_filled_through_deaths_of_its_readers(tmp_path: Path)
     assert [len(job.events("failure")), len(job.report.relaunches)] == [2, 1]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert not (tmp_path / "run" / ".private").exists()
-
-
-@pytest.mark.extended  # test_shared_stream.py compares the batches
-def test_pipeline_that_differs_between_workers_is_not_trained(tmp_path: Path) -> None:
-    job = run_job(SCRIPTS / "from_chance.py", run_dir=tmp_path / "run", workers=2, options=OPTIONS)
-
-    assert job.exit_code == 1
-    assert "the generator gave other samples to another worker, at or before batch 1" in job.stderr
-    assert "draw from a generator with a fixed seed" in job.stderr
-    assert job.sha256 is None

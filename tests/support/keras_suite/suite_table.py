@@ -32,6 +32,8 @@ class Nearness:
 
 ROUNDING = Nearness(1e-3, 1e-4)
 """Other orders of summing, over some twenty steps of an optimizer."""
+TO_4_PLACES = Nearness(1e-3, 2e-3)
+"""A script that writes its figures rounded."""
 OVERFLOWS = Nearness(0.25, 0.1, files=(".json",))
 """A loss scale that is too large skips steps until it fits.  The gradient of a microbatch is larger
 than that of the batch, whose parts cancel; so the scale may fall once more."""
@@ -103,6 +105,8 @@ _ALL = (
     _script("callbacks/stopping", 2, 11),
     _script("callbacks/busy_hooks", 2, 19),
     _script("callbacks/not_finite", 3, 13),
+    _script("callbacks/annealing", 2, 11),  # in the second of its two trainings
+    _script("callbacks/reading_metrics", 2, 11, TO_4_PLACES),  # in the second of its two trainings
 )
 
 SUITE = {script.name: script for script in _ALL}

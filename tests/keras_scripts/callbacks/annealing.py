@@ -66,4 +66,5 @@ callbacks = [annealing, keras.callbacks.LambdaCallback(on_epoch_end=sharpen)]
 for _ in range(2):
     model.fit(x, batch_size=16, epochs=2, callbacks=callbacks, shuffle=False, verbose=0)
 held = [sharpness, model.beta, annealing.rate, annealing.factor, annealing.means.result()]
-print(json.dumps({"held": [float(value) for value in held]}))
+with open("history.json", "w") as file:
+    json.dump({"held": [float(value) for value in held]}, file)
