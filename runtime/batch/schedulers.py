@@ -9,52 +9,42 @@ A reader for each batch system makes an `Allocation` of the environment alone:
   exit code has a job requeued: ``qrerun`` is for operators, so a run goes on in a further job.
   A task that ``pbs_tmrsh`` starts has no stdin, so the other hosts are reached by ssh.
 
-Theory of the `TimeLimit`.  A batch system ends a job at a known moment E, and all that is not on
-the disk then is lost.  From the wish to stop to the end of the job pass: the step in flight, the
-last save, and the end of all processes.  Step and save are measured; a save beside other jobs
-may take twice as long as the last ones did.  So the wish comes at
+Slurm's own programs are called, too.  A controller that is down or busy lets its clients wait for
+minutes.  So each call has a time limit, and none may stop a job.
 
-    E - min(leave + 2 (step + save), half of the job's time)
-
-and a job that has not ended at E - leave is cut short: requeueing it takes some seconds
-too, and its newest checkpoint is on the disk.
-
-Invariant: a moment that was due stays due; no later measurement moves it.
+An allocation with ``--no-kill`` goes on without a lost node, and be it the one of the batch script.
+Then nothing of the job runs, but it keeps its other nodes until its limit.  Slurm (22.05) leaves it
+so, even when the lost node is back.  So a host that has lost the head asks Slurm whether the
+script's node is still one of the job's (`bring_back`).  When it was given up, the host has the job
+requeued.  Where sites switch that off, it ends the job, and the next one of a chain begins.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import re
+import signal
+import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum, IntEnum
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.recovery.placement import HostSlots, total_slots
 from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.system.own_process import answer_of
 from holdfast.runtime.system.processes import ancestors_names
 
 Lines: TypeAlias = Callable[[str], tuple[str, ...]]
 """Returns the lines of a file that a variable names; none if it cannot be read."""
-
-LEAVE_S = 10.0
-"""For the end of all processes, and for one call of the batch system."""
-
-UNMEASURED_S = 15.0
-"""What a save and a step take together before any was measured."""
-
-_HURRY_S = 300.0
-"""So long before the last save a new launch is not worth its start any more."""
-
-_SAFETY = 2.0
-_NEWEST_SAVES = 5
-_LARGEST_SHARE = 0.5
 
 _NODES = "SLURM_JOB_NODELIST"
 _ASKED_FOR = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
@@ -93,6 +83,17 @@ _STARTERS = frozenset({
 
 _SESSION = "PMIX_SERVER_TMPDIR"
 """A directory that lives as long as the launcher of Open MPI, which may be in another container."""
+
+ANSWERS_WITHIN_S = 8.0
+
+_LOOK_S = 5.0
+_LOOKS = 240
+"""After much more than Slurm's ``SlurmdTimeout`` the head has ended by something else."""
+
+_NONE = "(null)"
+_TERMS = ("--partition", "--account", "--qos", "--time", "--constraint")
+_TERMS_SHOWN = "%P|%a|%q|%l|%f"
+"""Terms of a job that decide on which nodes it may run, and squeue's letters for them."""
 
 
 class Scheduler(Enum):
@@ -402,57 +403,134 @@ def _read_pbs(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     )
 
 
-class TimeDue(IntEnum):
-    """What the time asks for."""
+class SlurmRefused(Exception):
+    """A program of Slurm is missing, does not answer, or says no."""
 
-    NOTHING = 0
-    HURRY = 1
-    """Begin nothing that takes long to pay."""
-    SAVE = 2
-    END = 3
+
+def time_left_s(job_id: str) -> float | None:
+    """Return the seconds until a job's limit, infinite without one, None if Slurm is silent."""
+    try:
+        said = _call(("squeue", "-h", "-j", job_id, "-o", "%L"))
+    except SlurmRefused:
+        return None
+    return math.inf if said == "UNLIMITED" else clock_s(said)
 
 
 @dataclass(frozen=True, slots=True)
-class TimeLimit:
-    """The end of a job's time; moments are in seconds since 1970."""
+class BatchNodes:
+    """The nodes that a job has just now."""
 
-    begun_at: float
-    ends_at: float
-    source: str
-    """Who says so."""
-    saves: tuple[tuple[float, ...], ...] = ()
-    """Seconds of each of the newest saves, and of the step around it."""
-    due: TimeDue = TimeDue.NOTHING
+    of_script: str
+    """The node of its batch script, which stays named when it is lost."""
+    nodes: tuple[str, ...]
+    is_running: bool = True
 
     @property
-    def lead_s(self) -> float:
-        """The seconds before the end at which the job must begin to stop."""
-        longest_s = sum(map(max, zip(*self.saves, strict=True)))
-        measured_s = _SAFETY * longest_s if self.saves else UNMEASURED_S
-        whole_s = max(0.0, self.ends_at - self.begun_at)
-        return min(LEAVE_S + measured_s, _LARGEST_SHARE * whole_s)
-
-    def saved(self, save_s: float, step_s: float) -> TimeLimit:
-        """Return the deadline after a save; the longest of the newest few counts.
-
-        A disk that hung once does not move the end of the job for good.
-        """
-        return replace(self, saves=(*self.saves, (save_s, step_s))[-_NEWEST_SAVES:])
-
-    def poll(self, now: float) -> TimeLimit:
-        """Return the deadline with what is due at ``now``."""
-        left_s = self.ends_at - now
-        leave_s = min(LEAVE_S, self.lead_s / 2)
-        bounds = {
-            TimeDue.END: leave_s,
-            TimeDue.SAVE: self.lead_s,
-            TimeDue.HURRY: self.lead_s + _HURRY_S,
-        }
-        found = next((due for due, bound_s in bounds.items() if left_s <= bound_s), TimeDue.NOTHING)
-        return replace(self, due=max(self.due, found))
+    def script_is_lost(self) -> bool:
+        """Whether the job goes on without the node of its batch script."""
+        return bool(self.nodes) and self.of_script not in self.nodes
 
 
-def earliest(*deadlines: TimeLimit | None) -> TimeLimit | None:
-    """Return the deadline that comes first, None if there is none."""
-    found = [deadline for deadline in deadlines if deadline is not None]
-    return min(found, key=lambda deadline: deadline.ends_at, default=None)
+def nodes_of(job_id: str) -> BatchNodes:
+    """Return the nodes of a job.
+
+    Raises:
+        SlurmRefused: Slurm does not say.
+    """
+    script, nodes, state = _call(("squeue", "-h", "-j", job_id, "-o", "%B|%N|%T")).split("|")
+    return BatchNodes(script, tuple(expand_hosts(nodes)), state == "RUNNING")
+
+
+def requeue(job_id: str, lost: Sequence[str] = (), nodes: int = 1) -> None:
+    """Have a job begin again, under the same id; its processes are ended soon.
+
+    A job of so many ``nodes`` begins on other ones than the ``lost`` if there are enough.
+
+    Raises:
+        SlurmRefused: Slurm has not done so; the text gives the reason.
+    """
+    if lost:
+        with contextlib.suppress(SlurmRefused):
+            excluded = _excluded_too(job_id, lost, nodes)
+            change = f"update JobId={job_id} ExcNodeList={excluded}"
+            # Only a job that waits takes it, and this process ends soon after: one call for both.
+            _call(("scontrol",), f"requeue {job_id}\n{change}\n")
+            return
+    if not lost or nodes_of(job_id).is_running:
+        _call(("scontrol", "requeue", job_id))
+
+
+def _excluded_too(job_id: str, lost: Sequence[str], nodes: int) -> str:
+    """Return the nodes that a job excludes, with the lost ones.
+
+    Slurm takes any list, and holds a job for good for which too few nodes are left.  So it is
+    asked first whether such a job could be submitted.  Without an exclusion the job waits until
+    enough nodes answer.
+
+    Raises:
+        SlurmRefused: it could not.
+    """
+    shown = _call(("squeue", "-h", "-j", job_id, "-o", f"%x|{_TERMS_SHOWN}"))
+    users, *terms = shown.split("|", len(_TERMS))  # a constraint, the last, may have bars itself
+    excluded = ",".join(dict.fromkeys([*expand_hosts(users.replace(_NONE, "")), *lost]))
+    given = [f"{name}={term}" for name, term in zip(_TERMS, terms, strict=True) if term != _NONE]
+    _call(
+        ("sbatch", "--test-only", f"--nodes={nodes}", f"--exclude={excluded}", *given),
+        "#!/bin/sh\n",
+    )
+    return excluded
+
+
+def cancel(job_id: str) -> None:
+    """End a job for good.
+
+    Raises:
+        SlurmRefused: Slurm has not done so; the text gives the reason.
+    """
+    _call(("scancel", job_id))
+
+
+def _call(command: Sequence[str], text: str = "") -> str:
+    # The user's wishes for squeue, such as SQUEUE_STATES, would hide this job.
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("SQUEUE_")}
+    try:
+        done = answer_of(command, ANSWERS_WITHIN_S, environ, text)
+    except subprocess.TimeoutExpired as error:
+        reason = f"{command[0]} has not answered for {ANSWERS_WITHIN_S:.0f} s"
+        raise SlurmRefused(reason) from error
+    except OSError as error:
+        raise SlurmRefused(f"{command[0]} cannot be started: {error.strerror}") from error
+    if done.returncode:
+        said = done.stderr.strip() or f"it ended with {done.returncode}"
+        raise SlurmRefused(f"{command[0]}: {said}")
+    return done.stdout.strip()
+
+
+def bring_back(
+    environ: Mapping[str, str],
+    ask: Callable[[str], BatchNodes] = nodes_of,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Have the batch job around this process begin again, if it has lost its script's node.
+
+    It returns at once outside of Slurm's batch jobs.  Slurm's SIGTERM ends the process meanwhile.
+    """
+    allocation = find_allocation(environ)
+    if allocation is None or allocation.scheduler is not Scheduler.SLURM or not allocation.is_batch:
+        return
+    job = environ["SLURM_JOB_ID"]
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for _ in range(_LOOKS):
+        sleep(_LOOK_S)
+        try:
+            nodes = ask(job)
+        except SlurmRefused:
+            continue  # Slurm's controller may be on the lost node
+        if not nodes.is_running:
+            return
+        if nodes.script_is_lost:
+            try:
+                requeue(job)  # Slurm gives no job a node that is down
+            except SlurmRefused:
+                cancel(job)
+            return

@@ -39,7 +39,7 @@ from holdfast.runtime.run.files import sync, sync_names
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.script.draws import seed_script
 from holdfast.runtime.training.training_job import stage_of
-from holdfast.runtime.worker.training_refusal import RefusedTraining, TrainingRefused
+from holdfast.runtime.worker.context import RefusedTraining, TrainingRefused
 
 _MODULE_NAME = "holdfast_model"
 """Not ``__main__``: with a function to call, the code behind that guard must not run."""

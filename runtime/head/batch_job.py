@@ -24,13 +24,13 @@ from holdfast.runtime.batch.schedulers import (
     CHAIN,
     Allocation,
     Scheduler,
-    TimeLimit,
-    earliest,
+    SlurmRefused,
     limit_s,
+    requeue,
+    time_left_s,
 )
-from holdfast.runtime.batch.slurm_calls import SlurmRefused, requeue, time_left_s
 from holdfast.runtime.errors import JobError, RecoveryImpossible, UsageError
-from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeLimits
+from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeLimit, TimeLimits
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.files import read_at_most, write_whole
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -87,7 +87,9 @@ class BatchJob:
             theirs = None
         source = OWN_BEFORE_SLURMS if theirs is not None and is_slurms else "--deadline"
         own = None if asked is None else TimeLimit(now - age_s, now - age_s + asked, source)
-        limits = TimeLimits(earliest(theirs, own), is_batch=allocation is not None)
+        ends = filter(None, (theirs, own))
+        earliest = min(ends, key=lambda end: end.ends_at, default=None)
+        limits = TimeLimits(earliest, is_batch=allocation is not None)
         workers = options.workers + options.spares
         return BatchJob(
             allocation,

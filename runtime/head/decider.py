@@ -41,11 +41,10 @@ from holdfast.recovery.fault import Moment, RandomFaults, faults_of_launch, pars
 from holdfast.recovery.job import DECIDED, JobMachine, JobState, RestartBudget
 from holdfast.recovery.launch import LaunchClock, LaunchLimits, Situation
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.batch.schedulers import TimeDue
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.job import Job, LaunchLog, config_of
-from holdfast.runtime.head.orders import HeardSignals
+from holdfast.runtime.head.orders import HeardSignals, TimeDue
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.head.visits import Standing
 from holdfast.runtime.host.host_messages import LaunchOrder, Order

@@ -30,7 +30,6 @@ from holdfast.runtime.head.decider import Decider
 from holdfast.runtime.head.job import Job, LaunchLog
 from holdfast.runtime.head.job_hosts import JobHosts
 from holdfast.runtime.head.run_link import RunLink
-from holdfast.runtime.head.save_requests import SaveRequests
 from holdfast.runtime.head.screen import ProgressLog, Screen
 from holdfast.runtime.head.visits import (
     AnotherJob,
@@ -51,6 +50,7 @@ from holdfast.runtime.head.visits import (
     OfClient,
     PassSignals,
     Refused,
+    SaveRequests,
     ShowJob,
     Standing,
     StopOrdered,

@@ -9,6 +9,18 @@ save short.
 A batch system may send one *signal* several times: to the process, to its group and to its
 session, so to the client and to the head.  So the same signal again within a second is the same
 order.  Another signal, or a later one, is a second order, and that means "now".
+
+Theory of the `TimeLimit`.  A batch system ends a job at a known moment E, and all that is not on
+the disk then is lost.  From the wish to stop to the end of the job pass: the step in flight, the
+last save, and the end of all processes.  Step and save are measured; a save beside other jobs
+may take twice as long as the last ones did.  So the wish comes at
+
+    E - min(leave + 2 (step + save), half of the job's time)
+
+and a job that has not ended at E - leave is cut short: requeueing it takes some seconds
+too, and its newest checkpoint is on the disk.
+
+Invariant: a moment that was due stays due; no later measurement moves it.
 """
 
 from __future__ import annotations
@@ -17,12 +29,12 @@ import math
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from types import MappingProxyType
 
 from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.event import CheckpointCommitted
-from holdfast.runtime.batch.schedulers import TimeDue, TimeLimit
 
 STOPS = {
     signal.SIGINT: ExitCode.INTERRUPTED,
@@ -40,8 +52,70 @@ Any other signal asks for the same as before whenever it comes: SIGXCPU comes ev
 OWN_BEFORE_SLURMS = "--deadline, before Slurm's limit"
 """It ends this run alone: a requeue would end everything else in the batch job, too."""
 
+LEAVE_S = 10.0
+"""For the end of all processes, and for one call of the batch system."""
+
+UNMEASURED_S = 15.0
+"""What a save and a step take together before any was measured."""
+
+_HURRY_S = 300.0
+"""So long before the last save a new launch is not worth its start any more."""
+
+_SAFETY = 2.0
+_NEWEST_SAVES = 5
+_LARGEST_SHARE = 0.5
 
 _BOOTED_AT = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class TimeDue(IntEnum):
+    """What the time asks for."""
+
+    NOTHING = 0
+    HURRY = 1
+    """Begin nothing that takes long to pay."""
+    SAVE = 2
+    END = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """The end of a job's time; moments are in seconds since 1970."""
+
+    begun_at: float
+    ends_at: float
+    source: str
+    """Who says so."""
+    saves: tuple[tuple[float, ...], ...] = ()
+    """Seconds of each of the newest saves, and of the step around it."""
+    due: TimeDue = TimeDue.NOTHING
+
+    @property
+    def lead_s(self) -> float:
+        """The seconds before the end at which the job must begin to stop."""
+        longest_s = sum(map(max, zip(*self.saves, strict=True)))
+        measured_s = _SAFETY * longest_s if self.saves else UNMEASURED_S
+        whole_s = max(0.0, self.ends_at - self.begun_at)
+        return min(LEAVE_S + measured_s, _LARGEST_SHARE * whole_s)
+
+    def saved(self, save_s: float, step_s: float) -> TimeLimit:
+        """Return the deadline after a save; the longest of the newest few counts.
+
+        A disk that hung once does not move the end of the job for good.
+        """
+        return replace(self, saves=(*self.saves, (save_s, step_s))[-_NEWEST_SAVES:])
+
+    def poll(self, now: float) -> TimeLimit:
+        """Return the deadline with what is due at ``now``."""
+        left_s = self.ends_at - now
+        leave_s = min(LEAVE_S, self.lead_s / 2)
+        bounds = {
+            TimeDue.END: leave_s,
+            TimeDue.SAVE: self.lead_s,
+            TimeDue.HURRY: self.lead_s + _HURRY_S,
+        }
+        found = next((due for due, bound_s in bounds.items() if left_s <= bound_s), TimeDue.NOTHING)
+        return replace(self, due=max(self.due, found))
 
 
 @dataclass(slots=True)

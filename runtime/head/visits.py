@@ -1,12 +1,26 @@
-"""What processes of the same user ask a head over its socket, and what it answers."""
+"""What processes of the same user ask a head over its socket, and what it answers.
+
+Requests for a checkpoint now wait (`SaveRequests`).  A checkpoint counts if it was *begun* after
+the request: one in flight holds an older state.  A request dies with its workers, and a save may
+fail.  In both cases the workers are asked again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from holdfast.recovery.event import WorkerCompleted, WorkerStopped, WorldFormed
 from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.run import events
+from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
+from holdfast.runtime.run.entries import Entry
+from holdfast.runtime.run.events import Epoch, JobEnded, JobStarted, Step
+
+_MOST_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +204,128 @@ ToClient: TypeAlias = (
 Answered: TypeAlias = (
     HeadStatus | JobStarting | SaveAsked | SaveDone | SaveRefused | JobStopping | JobDone
 )
+
+
+@dataclass(slots=True)
+class _Request:
+    answer: Callable[[Answered], None]
+    is_waiting: bool
+    is_asked: bool = False
+    """Whether the workers of this launch were asked, and have not failed since."""
+    asked_at: float | None = None
+    """When workers were asked first; None before."""
+    failures: list[str] = field(default_factory=list)
+    saved: SaveDone | None = None
+    """The checkpoint: its step, and the seconds from the request to the commit."""
+
+
+class SaveRequests:
+    """The requests that wait for their answers, and what the records of the job tell of saves.
+
+    Args:
+        ask: asks the workers for a checkpoint.
+        clock: tells the monotonic seconds, as records have them.
+    """
+
+    def __init__(
+        self, ask: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._waiting: dict[int, _Request] = {}
+        self._last_number = 0
+        self._is_over = False
+        self._is_training = False
+        """Whether there are workers that can be asked."""
+        self._saved_steps: set[int] = set()
+        """Those of this job."""
+        self._last_step: int | None = None
+        """That of the training which has ended last; None once another one has begun."""
+        self._step_of_worker: int | None = None
+        """The last step as a worker of this launch has recorded it."""
+
+    def add(self, answer: Callable[[Answered], None], *, is_waiting: bool) -> int:
+        """Take a request, and return its number.
+
+        ``answer`` gets `SaveAsked` once the workers were asked, and if the request is waiting
+        `SaveDone` or `SaveRefused` later.
+        """
+        self._last_number += 1
+        self._waiting[self._last_number] = _Request(answer, is_waiting)
+        self._go_on()
+        return self._last_number
+
+    def forget(self, number: int) -> None:
+        """Forget a request, whose sender has gone."""
+        self._waiting.pop(number, None)
+
+    def follow(self, entry: Entry[Any]) -> None:
+        """Take note of the job's next line."""
+        match entry.event:
+            case JobStarted() | events.LaunchBegan():
+                self._is_training = self._is_over = False
+                self._last_step = self._step_of_worker = None
+                for request in self._waiting.values():
+                    request.is_asked = False
+            case WorldFormed():
+                self._is_training, self._last_step = True, None
+            case Step() | Epoch():
+                self._is_training = True
+            case Checkpoint(step, seconds):
+                self._is_training = True
+                self._saved_steps.add(step)
+                self._serve(step, entry.now, entry.now - seconds)
+            case CheckpointFailed(_, reason):
+                self._failed(reason)
+            case WorkerCompleted(_, step) | WorkerStopped(_, step):
+                self._training_ended(step, entry.source or "")
+            case JobEnded():
+                self._is_over, self._is_training = True, False
+                if self._last_step in self._saved_steps:
+                    self._serve(self._last_step, entry.now)
+        self._go_on()
+
+    def _serve(self, step: int, now: float, began: float = math.inf) -> None:
+        """Let a checkpoint answer those who have asked before it began, or at its step."""
+        for request in self._waiting.values():
+            if request.asked_at is not None and began >= request.asked_at:
+                seconds = now - request.asked_at
+                request.saved = SaveDone(step, seconds)
+
+    def _failed(self, reason: str) -> None:
+        for request in self._waiting.values():
+            if request.asked_at is not None:
+                request.failures.append(reason)
+                request.is_asked = False
+
+    def _training_ended(self, step: int, source: str) -> None:
+        """Take note of a training's last step.
+
+        The head repeats it, perhaps when the next training of the script has begun.
+        """
+        if source.startswith("worker"):
+            self._step_of_worker = step
+        elif step == self._step_of_worker:
+            return
+        self._last_step = step
+
+    def _go_on(self) -> None:
+        """Ask the workers that were not asked, and answer what is known."""
+        for number, request in list(self._waiting.items()):
+            if self._is_training and not request.is_asked:
+                request.is_asked = True
+                if request.asked_at is None:
+                    request.asked_at = self._clock()
+                self._ask()
+                request.answer(SaveAsked())
+                if not request.is_waiting:
+                    self.forget(number)
+            if request.saved is not None:
+                self._end(number, request.saved)
+            elif self._is_over:
+                self._end(number, SaveRefused())
+            elif len(request.failures) >= _MOST_FAILURES:
+                self._end(number, SaveRefused(request.failures[-1]))
+
+    def _end(self, number: int, answer: Answered) -> None:
+        self._waiting.pop(number).answer(answer)

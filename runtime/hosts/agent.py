@@ -26,7 +26,7 @@ from pathlib import Path
 from holdfast.recovery.event import WorkerExited
 from holdfast.recovery.host_lease import HostLease
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.batch.slurm_calls import bring_back
+from holdfast.runtime.batch.schedulers import bring_back
 from holdfast.runtime.host.host import Host
 from holdfast.runtime.host.host_messages import Down, Seen, Up
 from holdfast.runtime.host.limits import HostLimits, HostWatch

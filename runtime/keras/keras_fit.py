@@ -66,8 +66,7 @@ from holdfast.runtime.script.saves import EventFiles, FirstSaves, KeptLoads, ins
 from holdfast.runtime.training.callback_host import CallbackHost
 from holdfast.runtime.training.stages import Stages, stages_of_script
 from holdfast.runtime.training.training_job import RateScale, TrainingJob, TrainingRequest
-from holdfast.runtime.worker.context import WorkerContext, is_forked
-from holdfast.runtime.worker.training_refusal import is_refused
+from holdfast.runtime.worker.context import WorkerContext, is_forked, is_refused
 
 
 @contextmanager

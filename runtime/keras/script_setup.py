@@ -42,8 +42,13 @@ from holdfast.runtime.script.process import ScriptProcess, run_script_in
 from holdfast.runtime.script.saves import share_caches, share_checkpoints
 from holdfast.runtime.system.worker_status import Phase
 from holdfast.runtime.worker import worker
-from holdfast.runtime.worker.context import current, when_all_have_left, when_script_has_ended
-from holdfast.runtime.worker.training_refusal import Refusal, training_refused
+from holdfast.runtime.worker.context import (
+    Refusal,
+    current,
+    training_refused,
+    when_all_have_left,
+    when_script_has_ended,
+)
 
 Around: TypeAlias = Callable[[], AbstractContextManager[None]]
 

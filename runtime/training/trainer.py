@@ -19,8 +19,7 @@ from holdfast.runtime.model.data import Data, check_data, read_microbatch
 from holdfast.runtime.model.replica import Replica, make_model
 from holdfast.runtime.training.stages import stages_of_script
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
-from holdfast.runtime.worker.context import WorkerContext
-from holdfast.runtime.worker.training_refusal import is_refused
+from holdfast.runtime.worker.context import WorkerContext, is_refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,16 @@
 """A worker's surroundings: the connections of the trainer to the processes around it.
 
 The worker's entry makes the context.  A script that trains without ``holdfast run`` has none, and
-is told how to start (`current`).
+is told how to start (`current`).  One may be run only for its model (`training_refused`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.event import Event
 from holdfast.recovery.fault import FaultKind, FaultPlan, Visit, parse_fault
-from holdfast.runtime.errors import JobError, UsageError, exit_code_of
+from holdfast.runtime.errors import Ending, JobError, UsageError, exit_code_of
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import FaultStruck, Notice
@@ -242,3 +243,56 @@ def injector_of(config: WorkerConfig, journal: Recorder) -> FaultInjector:
         journal.record(FaultStruck(kind.value, *place, hosts.get(visit)))
 
     return FaultInjector(config.worker, FaultPlan(faults), announce=announce)
+
+
+class TrainingRefused(Ending):
+    """A script has reached its training in a process that wants only its model."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedTraining:
+    """The model, or the function that makes it, and what reads the inputs of a first sample."""
+
+    model: Any
+    first_inputs: Callable[[], Any]
+
+
+@dataclass(slots=True)
+class Refusal:
+    """The trainings of a script so far; the one of number ``wanted``, from 1, ends the script."""
+
+    wanted: int
+    trainings: list[RefusedTraining] = field(default_factory=list)
+
+    @property
+    def training(self) -> RefusedTraining | None:
+        """The training that was wanted, None if the script has not come to it."""
+        return self.trainings[self.wanted - 1] if len(self.trainings) >= self.wanted else None
+
+
+_refusal: Refusal | None = None
+
+
+@contextlib.contextmanager
+def training_refused(wanted: int = 1) -> Iterator[Refusal]:
+    """Let no training train meanwhile; the one of number ``wanted`` raises ``TrainingRefused``."""
+    global _refusal  # noqa: PLW0603  (one script at a time)
+    _refusal = Refusal(wanted)
+    try:
+        yield _refusal
+    finally:
+        _refusal = None
+
+
+def is_refused(model: Any, first_inputs: Callable[[], Any]) -> bool:
+    """Return whether this process wants only the script's model, and not this training's.
+
+    Raises:
+        TrainingRefused: it wants this training's model.
+    """
+    if _refusal is None:
+        return False
+    _refusal.trainings.append(RefusedTraining(model, first_inputs))
+    if _refusal.training is not None:
+        raise TrainingRefused("the script is only asked for its model here, not to train it")
+    return True

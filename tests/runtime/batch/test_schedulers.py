@@ -1,4 +1,4 @@
-"""Allocations of batch systems as their jobs see them, and the end of a job's time."""
+"""Allocations of batch systems as their jobs see them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,10 @@ from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.batch import schedulers
 from holdfast.runtime.batch.schedulers import (
     CHAIN,
-    LEAVE_S,
-    UNMEASURED_S,
     Allocation,
     Lines,
     Scheduler,
-    TimeDue,
-    TimeLimit,
     Workers,
-    earliest,
     find_allocation,
     limit_s,
     options_of,
@@ -34,18 +29,16 @@ from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.hosts.remote_shell import RemoteShell
 from holdfast.runtime.options.sources import Sources, build_options
 
+
+def without(name: str, environ: Mapping[str, str]) -> dict[str, str]:
+    return {other: value for other, value in environ.items() if other != name}
+
+
 SLURM_BATCH = {
     "ENVIRONMENT": "BATCH",
-    "SLURM_CPUS_ON_NODE": "3",
     "SLURM_JOB_ID": "812",
-    "SLURM_JOBID": "812",
-    "SLURM_JOB_CPUS_PER_NODE": "3",
-    "SLURM_JOB_NAME": "train",
     "SLURM_JOB_NODELIST": "n1",
-    "SLURM_JOB_NUM_NODES": "1",
-    "SLURM_NNODES": "1",
     "SLURM_NODEID": "0",
-    "SLURM_NPROCS": "3",
     "SLURM_NTASKS": "3",
     "SLURM_PROCID": "0",
     "SLURM_TASKS_PER_NODE": "3",
@@ -53,25 +46,20 @@ SLURM_BATCH = {
 SLURM_STEP = SLURM_BATCH | {
     "SLURM_NTASKS": "2",
     "SLURM_PROCID": "1",
-    "SLURM_STEPID": "0",
     "SLURM_STEP_ID": "0",
     "SLURM_STEP_NODELIST": "n1",
     "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "2",
     "SLURM_TASKS_PER_NODE": "2",
 }
-SLURM_SALLOC = {name: value for name, value in SLURM_BATCH.items() if name != "ENVIRONMENT"}
+SLURM_SALLOC = without("ENVIRONMENT", SLURM_BATCH)
 SLURM_MANY_HOSTS = SLURM_BATCH | {
     "SLURM_JOB_NODELIST": "gpu[07-09,12]",
-    "SLURM_JOB_NUM_NODES": "4",
     "SLURM_NTASKS": "14",
     "SLURM_TASKS_PER_NODE": "4(x3),2",
     "SLURM_JOB_END_TIME": "1800000000",
     "SLURM_RESTART_COUNT": "2",
 }
-SLURM_EACH_NODE = {
-    name: value for name, value in SLURM_MANY_HOSTS.items() if name != "SLURM_NTASKS"
-} | {"SLURM_TASKS_PER_NODE": "64(x4)", "SLURM_JOB_CPUS_PER_NODE": "64(x4)"}
+SLURM_EACH_NODE = without("SLURM_NTASKS", SLURM_MANY_HOSTS) | {"SLURM_TASKS_PER_NODE": "64(x4)"}
 SLURM_STEP_ON_ONE = SLURM_MANY_HOSTS | {
     "SLURM_NTASKS": "1",
     "SLURM_STEP_ID": "3",
@@ -85,9 +73,7 @@ SLURM_SHELL_ON_A_NODE = SLURM_MANY_HOSTS | {
     "SLURM_STEP_NUM_TASKS": "1",
 }
 SLURM_ARRAY = SLURM_BATCH | {"SLURM_ARRAY_JOB_ID": "800", "SLURM_ARRAY_TASK_ID": "7"}
-SLURM_WITHOUT_TASKS = {
-    name: value for name, value in SLURM_BATCH.items() if name not in ("SLURM_NTASKS",)
-} | {"SLURM_TASKS_PER_NODE": "64"}
+SLURM_WITHOUT_TASKS = without("SLURM_NTASKS", SLURM_BATCH) | {"SLURM_TASKS_PER_NODE": "64"}
 PBS_PRO = {
     "PBS_ENVIRONMENT": "PBS_BATCH",
     "PBS_JOBID": "4711.head",
@@ -186,10 +172,6 @@ _NAMES = sorted(
 
 OF_SLURM = {"SLURM_JOB_ID": "7", "ENVIRONMENT": "BATCH"}
 OF_PBS = {"PBS_JOBID": "8.head", "PBS_ENVIRONMENT": "PBS_BATCH"}
-
-HOUR = TimeLimit(begun_at=0.0, ends_at=3600.0, source="squeue")
-
-_SECONDS = st.floats(0.0, 1e6)
 
 
 def lines(path: str) -> tuple[str, ...]:
@@ -381,69 +363,3 @@ def test_first_of_the_copies_that_mpiexec_has_started_speaks_and_the_others_end(
     assert end.value.code == ExitCode.USAGE
 
     assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("deadline", "lead_s"),
-    [
-        (HOUR, LEAVE_S + UNMEASURED_S),
-        (HOUR.saved(0.5, 0.25), LEAVE_S + 1.5),
-        (HOUR.saved(120.0, 30.0), LEAVE_S + 300.0),
-        (HOUR.saved(120.0, 30.0).saved(1.0, 1.0), LEAVE_S + 300.0),
-        (HOUR.saved(5000.0, 0.0), 1800.0),
-        (TimeLimit(0.0, 30.0, "--deadline"), 15.0),
-        (TimeLimit(50.0, 20.0, "squeue"), 0.0),
-    ],
-    ids=[
-        "nothing measured", "short saves", "long saves", "the longest counts",
-        "never more than half", "a short job", "over before it began",
-    ],
-)  # fmt: skip
-def test_lead(deadline: TimeLimit, lead_s: float) -> None:
-    assert deadline.lead_s == lead_s
-
-
-def test_save_is_due_first_and_the_end_follows() -> None:
-    measured = HOUR.saved(20.0, 10.0)  # 70 s ahead, and 10 s to leave
-
-    moments = (3229.9, 3230.0, 3529.9, 3530.0, 3589.9, 3590.0, 9999.0)
-    seen = [(now, measured.poll(now).due) for now in moments]
-
-    assert seen == [
-        (3229.9, TimeDue.NOTHING), (3230.0, TimeDue.HURRY), (3529.9, TimeDue.HURRY),
-        (3530.0, TimeDue.SAVE), (3589.9, TimeDue.SAVE), (3590.0, TimeDue.END),
-        (9999.0, TimeDue.END),
-    ]  # fmt: skip
-
-
-def test_time_that_jumps_back_takes_nothing_back() -> None:
-    assert HOUR.poll(3599.0).poll(10.0).due is TimeDue.END
-
-
-def test_earlier_deadline_counts() -> None:
-    sooner = TimeLimit(0.0, 60.0, "--deadline")
-
-    assert earliest(HOUR, None, sooner) is sooner
-    assert earliest(None, HOUR) is HOUR
-    assert earliest(None, None) is None
-
-
-@given(_SECONDS, _SECONDS, _SECONDS)
-def test_save_is_due_before_the_end_and_not_in_the_first_half(
-    whole_s: float, save_s: float, step_s: float
-) -> None:
-    deadline = TimeLimit(0.0, whole_s, "").saved(save_s, step_s)
-
-    assert deadline.poll(whole_s / 2 - 1.0).due <= TimeDue.HURRY
-    assert deadline.poll(whole_s).due is TimeDue.END
-    assert 0.0 <= deadline.lead_s <= whole_s / 2
-
-
-def test_one_slow_save_does_not_move_the_end_for_good() -> None:
-    deadline = TimeLimit(0.0, 86400.0, "").saved(3600.0, 1.0)
-    assert deadline.lead_s == 10.0 + 2 * 3601.0
-
-    for _ in range(4):
-        deadline = deadline.saved(5.0, 1.0)
-    assert deadline.lead_s == 10.0 + 2 * 3601.0
-    assert deadline.saved(5.0, 1.0).lead_s == 10.0 + 2 * 6.0

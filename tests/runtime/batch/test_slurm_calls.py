@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.batch import slurm_calls
-from holdfast.runtime.batch.slurm_calls import (
+from holdfast.runtime.batch import schedulers
+from holdfast.runtime.batch.schedulers import (
     BatchNodes,
     SlurmRefused,
     bring_back,
@@ -160,7 +160,7 @@ def test_refusal_is_told(programs: Path) -> None:
 def test_controller_that_does_not_answer_costs_a_bounded_time(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_calls, "ANSWERS_WITHIN_S", 0.2)
+    monkeypatch.setattr(schedulers, "ANSWERS_WITHIN_S", 0.2)
     _write(programs, "scontrol", "exec sleep 600")
 
     with pytest.raises(SlurmRefused, match="scontrol has not answered"):

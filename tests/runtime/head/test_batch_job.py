@@ -18,16 +18,14 @@ from holdfast.recovery.errors import ExitCode
 from holdfast.runtime.batch.schedulers import (
     Allocation,
     Scheduler,
-    TimeDue,
-    TimeLimit,
+    SlurmRefused,
     find_allocation,
 )
-from holdfast.runtime.batch.slurm_calls import SlurmRefused
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.head import batch_job
 from holdfast.runtime.head import batch_job as incarnations
 from holdfast.runtime.head.batch_job import BatchJob, ChainLink
-from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeLimits
+from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeDue, TimeLimit, TimeLimits
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.option import read_hosts
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord

@@ -19,7 +19,7 @@ import pytest
 from heads import RECORD, job_of, setup_in
 from journal_entries import WrittenJournal
 
-from holdfast.runtime.batch.schedulers import CHAIN, Allocation, Scheduler, TimeLimit
+from holdfast.runtime.batch.schedulers import CHAIN, Allocation, Scheduler
 from holdfast.runtime.errors import ExitCode, RecoveryImpossible, RunDirectoryBusy, UsageError
 from holdfast.runtime.head.batch_job import BatchJob, ChainLink
 from holdfast.runtime.head.client import (
@@ -36,7 +36,7 @@ from holdfast.runtime.head.client import (
 from holdfast.runtime.head.head_process import FoundHead, HeadProcess, HeadTerms, Owner
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.head.job_setup import JobSetup
-from holdfast.runtime.head.orders import STOPS, TimeLimits
+from holdfast.runtime.head.orders import STOPS, TimeLimit, TimeLimits
 from holdfast.runtime.head.visits import (
     Asked,
     BeginJob,

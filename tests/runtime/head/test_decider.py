@@ -27,12 +27,11 @@ from holdfast.recovery.event import End, Event, Launch, LaunchEnded
 from holdfast.recovery.launch import LaunchLimits
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.batch.schedulers import TimeLimit
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.decider import Decider
 from holdfast.runtime.head.job import config_of
-from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.head.orders import TimeLimit, TimeLimits
 from holdfast.runtime.head.screen import ProgressLog
 from holdfast.runtime.head.visits import Standing
 from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder

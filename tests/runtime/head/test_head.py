@@ -16,7 +16,6 @@ import pytest
 from heads import ENDED, ORDERS, WARM, completed, exited, formed, job_of, joined, saved, stopped
 
 from holdfast.recovery.event import Event
-from holdfast.runtime.batch.schedulers import TimeLimit
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head import head as module
 from holdfast.runtime.head import run_link
@@ -24,7 +23,7 @@ from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.head import Head
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.head.job_hosts import JobHosts
-from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.head.orders import TimeLimit, TimeLimits
 from holdfast.runtime.head.visits import (
     AnotherJob,
     AskSave,

@@ -14,9 +14,8 @@ from heads import exited, job_of, joined, saved
 from holdfast.recovery.event import CheckpointCommitted, HostBack, HostLost, Launch, WorldNamed
 from holdfast.recovery.placement import HostSlots
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.batch.schedulers import TimeLimit
 from holdfast.runtime.head.job import Job, LaunchLog, config_of
-from holdfast.runtime.head.orders import TimeLimits
+from holdfast.runtime.head.orders import TimeLimit, TimeLimits
 from holdfast.runtime.head.visits import Standing
 from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder
 from holdfast.runtime.run.events import Notice

@@ -11,20 +11,30 @@ import signal
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.recovery.event import CheckpointCommitted
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.batch.schedulers import TimeDue, TimeLimit
-from holdfast.runtime.head.orders import STOPS, HeardSignals, TimeLimits
+from holdfast.runtime.head.orders import (
+    LEAVE_S,
+    STOPS,
+    UNMEASURED_S,
+    HeardSignals,
+    TimeDue,
+    TimeLimit,
+    TimeLimits,
+)
 from holdfast.runtime.system.codec import from_plain, to_plain
 
 TERM, USR1, USR2 = signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
+HOUR = TimeLimit(0.0, 3600.0, "squeue")
 NOTHING, HURRY, SAVE, END = TimeDue.NOTHING, TimeDue.HURRY, TimeDue.SAVE, TimeDue.END
 
 
 def limits_of() -> TimeLimits:
     """Return the limits of a batch job of an hour."""
-    return TimeLimits(TimeLimit(0.0, 3600.0, "squeue"), is_batch=True)
+    return TimeLimits(HOUR, is_batch=True)
 
 
 def after(limits: TimeLimits, transcript: str, *, is_stopping: bool = False) -> TimeLimits:
@@ -126,3 +136,62 @@ def test_signal_is_one_order_or_several(names: str, apart_s: float, new: str) ->
         now += apart_s
 
     assert " ".join(heard) == new
+
+
+def slow_once(later: int) -> TimeLimit:
+    """Return the limit after a slow save and so many short ones."""
+    limit = HOUR.saved(120.0, 30.0)
+    for _ in range(later):
+        limit = limit.saved(5.0, 1.0)
+    return limit
+
+
+@pytest.mark.parametrize(
+    ("deadline", "lead_s"),
+    [
+        (HOUR, LEAVE_S + UNMEASURED_S),
+        (HOUR.saved(0.5, 0.25), LEAVE_S + 1.5),
+        (HOUR.saved(120.0, 30.0), LEAVE_S + 300.0),
+        (HOUR.saved(120.0, 30.0).saved(1.0, 1.0), LEAVE_S + 300.0),
+        (slow_once(4), LEAVE_S + 300.0),
+        (slow_once(5), LEAVE_S + 12.0),
+        (HOUR.saved(5000.0, 0.0), 1800.0),
+        (TimeLimit(0.0, 30.0, "--deadline"), 15.0),
+        (TimeLimit(50.0, 20.0, "squeue"), 0.0),
+    ],
+    ids=[
+        "nothing measured", "short saves", "long saves", "the longest counts", "of the newest five",
+        "a slow one does not count for good", "never more than half",
+        "a short job", "over before it began",
+    ],
+)  # fmt: skip
+def test_lead(deadline: TimeLimit, lead_s: float) -> None:
+    assert deadline.lead_s == lead_s
+
+
+def test_save_is_due_first_and_the_end_follows() -> None:
+    measured = HOUR.saved(20.0, 10.0)  # 70 s ahead, and 10 s to leave
+
+    moments = (3229.9, 3230.0, 3529.9, 3530.0, 3589.9, 3590.0, 9999.0)
+    seen = [(now, measured.poll(now).due) for now in moments]
+
+    assert seen == [
+        (3229.9, NOTHING), (3230.0, HURRY), (3529.9, HURRY),
+        (3530.0, SAVE), (3589.9, SAVE), (3590.0, END),
+        (9999.0, END),
+    ]  # fmt: skip
+
+
+def test_time_that_jumps_back_takes_nothing_back() -> None:
+    assert HOUR.poll(3599.0).poll(10.0).due is END
+
+
+@given(*[st.floats(0.0, 1e6)] * 3)
+def test_save_is_due_before_the_end_and_not_in_the_first_half(
+    whole_s: float, save_s: float, step_s: float
+) -> None:
+    deadline = TimeLimit(0.0, whole_s, "").saved(save_s, step_s)
+
+    assert deadline.poll(whole_s / 2 - 1.0).due <= HURRY
+    assert deadline.poll(whole_s).due is END
+    assert 0.0 <= deadline.lead_s <= whole_s / 2

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_entries import entry
 
-from holdfast.runtime.head.save_requests import SaveRequests
-from holdfast.runtime.head.visits import Answered, SaveAsked, SaveDone, SaveRefused
+from holdfast.runtime.head.visits import Answered, SaveAsked, SaveDone, SaveRefused, SaveRequests
 
 FAILED = "checkpoint_failed full"
 _WORDS = {SaveAsked: "asked", SaveDone: "saved", SaveRefused: "unsaved"}

@@ -37,7 +37,7 @@ from holdfast.runtime.keras.script_setup import (
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.script import calls, draws, modules
 from holdfast.runtime.script.overlay import act_by
-from holdfast.runtime.worker.training_refusal import TrainingRefused, is_refused
+from holdfast.runtime.worker.context import TrainingRefused, is_refused
 
 NUMPY_SEEDS = 1 << 32
 

@@ -20,7 +20,7 @@ from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.training import trainer as trainer_module
 from holdfast.runtime.training.stages import StageEnd
 from holdfast.runtime.training.trainer import Result, Trainer
-from holdfast.runtime.worker.training_refusal import TrainingRefused, training_refused
+from holdfast.runtime.worker.context import TrainingRefused, training_refused
 
 
 def trainer_of(model: Any, **wishes: Any) -> Trainer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import subprocess
 import sys
@@ -22,7 +23,13 @@ from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.worker import context as contexts
-from holdfast.runtime.worker.context import WorkerContext, injector_of
+from holdfast.runtime.worker.context import (
+    TrainingRefused,
+    WorkerContext,
+    injector_of,
+    is_refused,
+    training_refused,
+)
 from holdfast.runtime.worker.injector import InjectedFault
 
 
@@ -183,3 +190,25 @@ def test_fault_stands_in_the_journal_before_it_strikes(
     assert named == {
         "event": "fault", "worker": 3, "step": 7, "site": "vote", "attempt": 2, "kind": "raise",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("wanted", [1, 3])
+def test_script_asked_for_its_model_trains_nothing_and_ends_at_the_wanted_training(
+    wanted: int,
+) -> None:
+    """One that catches the refusal and goes on is refused again; the next one is asked anew."""
+    with contextlib.suppress(KeyError), training_refused(wanted) as refusal:
+        for number in range(1, wanted):
+            assert is_refused(number, str)
+        assert refusal.training is None
+        for number in (wanted, wanted + 1):
+            with pytest.raises(TrainingRefused, match="only asked for its model"):
+                is_refused(number, str)
+        raise KeyError("a mistake of the script")
+
+    assert refusal.training is not None
+    assert (refusal.training.model, refusal.training.first_inputs()) == (wanted, "")
+    assert not is_refused("model", str)
+    with training_refused(wanted) as another:
+        assert another.training is None
+    assert not issubclass(TrainingRefused, Exception)  # a script that catches all lets it pass
