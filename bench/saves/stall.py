@@ -26,10 +26,10 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.saving.agent_saver import AgentSaver
-from holdfast.runtime.saving.memory_check import MemoryCheck
 from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.saving.save_memory import HostBuffers
 from holdfast.runtime.saving.save_messages import SaveTicket
+from holdfast.runtime.saving.saver import MemoryCheck
 from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.worker_status import WorkerStatus

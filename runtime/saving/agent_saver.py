@@ -12,7 +12,7 @@ import os
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.image import ShareImage
@@ -54,45 +54,37 @@ class MemoryInUse(CheckpointError):
         )
 
 
-class PendingSave(Protocol):
-    """One worker's part of a save, after its copy; what a class leaves out does nothing."""
+class PendingSave:
+    """One worker's part of a save, after its copy.
+
+    By itself it is that of a worker that copies nothing: another one saves the whole state, or it
+    could not, for a ``failure``.
+    """
+
+    def __init__(self, failure: BaseException | None = None) -> None:
+        self._failure = failure
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Take the digests of the part; another thread calls this once.
 
         ``state`` is still the state that was copied.
         """
-        return
 
     def compared(self) -> None:
         """Go on: all workers have the same state; ``state`` is still as it was."""
-        return
 
     @property
     def is_done(self) -> bool:
         """Whether the save is durable, or has failed."""
+        return True
 
     @property
     def failure(self) -> BaseException | None:
         """The error if it has failed, else None."""
+        return self._failure
 
     def wait(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` until it is done."""
-        return
-
-
-class NothingToSave(PendingSave):
-    """The part of a worker that copies nothing, since another one saves the whole state."""
-
-    is_done = True
-    failure: BaseException | None = None
-
-
-class FailedSave(NothingToSave):
-    """The part of a worker that could not copy anything."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.failure = error
 
 
 class AgentSaver:
@@ -179,7 +171,7 @@ class AgentSaver:
         buffers.touch(attempt, share.spans())
         if part == 0 and len(buffers):  # else this worker commits, and cares for old steps
             _send_with_content(self._context, PlanSaves(generation), encode(plan))
-        return _PreparedSave(plan, layout, image_map, buffers, share)
+        return _PreparedSave(plan, layout, buffers, share)
 
     def _ask_for_memory(self, image_map: ImageMap, layout: str) -> HostBuffers:
         most = self._context.config.options.snapshot_memory
@@ -201,7 +193,7 @@ class AgentSaver:
 
     def _begin_without_memory(self, desk: _PreparedSave, request: SaveRequest) -> PendingSave:
         if request.part != 0:
-            return NothingToSave()
+            return PendingSave()
         if self._committer is None:
             self._committer = Committer(desk.plan, ContextReport(self._context))
         return _StateSave(self._committer, request)
@@ -213,7 +205,6 @@ class _PreparedSave:
 
     plan: SavePlan
     layout: str
-    image_map: ImageMap
     buffers: HostBuffers
     share: ShareImage
 
@@ -236,19 +227,19 @@ class _AgentSave(PendingSave):
         request: SaveRequest,
         copied: dict[int, int],
     ) -> None:
+        super().__init__()
         self._context = context
         self._desk = desk
         self._ticket = request.ticket
         self._request = request
         self._copied = copied
-        self._untold: BaseException | None = None
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Write the records of the share behind the images, and say that it was copied."""
         try:
             self._tell(state, state_digest)
         except (OSError, MemoryError) as error:  # nothing to spare for digests or message
-            self._untold = error
+            self._failure = error
 
     def _tell(self, state: Tensors, state_digest: str) -> None:
         desk, ticket = self._desk, self._ticket
@@ -261,13 +252,13 @@ class _AgentSave(PendingSave):
     @property
     def is_done(self) -> bool:
         """Whether the writer has answered, or will not."""
-        return self._untold is not None or self._context.page.is_answered(self._ticket.attempt)
+        return self._failure is not None or self._context.page.is_answered(self._ticket.attempt)
 
     @property
     def failure(self) -> BaseException | None:
         """The error if the writer was not told, or could not commit the save, else None."""
-        if self._untold is not None:
-            return self._untold
+        if self._failure is not None:
+            return self._failure
         if self._context.page.failed_save != self._ticket.attempt:
             return None
         return SnapshotNotWritten("the host's writer could not commit it; the journal says why")
@@ -283,9 +274,9 @@ class _StateSave(PendingSave):
     """The state itself, which is written while training waits: done when ``compared`` returns."""
 
     is_done = False
-    failure: BaseException | None = None
 
     def __init__(self, committer: Committer, request: SaveRequest) -> None:
+        super().__init__()
         self._committer = committer
         self._request = request
         self._state: Tensors | None = None
@@ -301,7 +292,7 @@ class _StateSave(PendingSave):
         try:
             self._committer.commit_state(self._request.ticket, self._request.cursor, state)
         except Exception as error:
-            self.failure = error
+            self._failure = error
         self.is_done = True
 
 

@@ -4,8 +4,9 @@ There is one on each host, in the agent's writer, and it works in the same way w
 live and when they are dead.  Without memory for a copy, the first worker has it.
 
 A save is acknowledged as soon as its rename is durable.  What follows, pruning and reading
-back, belongs to the care of old steps, on a thread of its own.  A save that fails leaves
-nothing behind: all its writes have ended before its staging is removed.
+back, is `CheckpointMaintenance`, on a thread of its own: no save waits for it, and it reads at a
+bounded rate.  A save that fails leaves nothing behind: all its writes have ended before its staging
+is removed.
 
 No image in memory is trusted: memory may change, and workers may copy their next save into it.  The
 records are read once, when the last part arrives.  Every use of an image compares it with them.
@@ -13,22 +14,29 @@ records are read once, when the last part arrives.  Every use of an image compar
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
-from holdfast.checkpoint.filesystem import FileSystem
+from holdfast.checkpoint.filesystem import READ_BYTES_PER_S, FileSystem, PacedFileSystem
 from holdfast.checkpoint.image_map import ImageMap
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.record import PieceEntry, ShardRecord
+from holdfast.checkpoint.retention import Pruner
 from holdfast.checkpoint.store import Staging
 from holdfast.checkpoint.tensor import Tensors
-from holdfast.runtime.run.checkpoint_events import Checkpoint, StorageDowngrade
-from holdfast.runtime.saving.maintenance import CheckpointMaintenance, Reporter, tell_removal
+from holdfast.recovery.event import Event
+from holdfast.runtime.run.checkpoint_events import (
+    Checkpoint,
+    PruneFailed,
+    StorageDowngrade,
+    StoreRemoved,
+)
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.save_messages import SaveTicket
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
@@ -41,9 +49,21 @@ _Write: TypeAlias = Callable[[Staging], Manifest]
 _Shard = TypeVar("_Shard")
 _Written = TypeVar("_Written")
 
-
 Contents: TypeAlias = "tuple[int, tuple[tuple[tuple[str, PieceEntry], ...], ...]]"
 """A step and the digests of its tensors: all that a checkpoint is restored from."""
+
+
+class Reporter(Protocol):
+    """Takes events and sentences; neither call raises or waits for long."""
+
+    def record(self, event: Event) -> None:
+        """Write an event into the journal."""
+
+    def notify(self, text: str) -> None:
+        """Show one line to the user."""
+
+    def disk_moved(self, change: int) -> None:
+        """Take note of what the disk is busy with, as `disk.Watch` says; any thread may."""
 
 
 @dataclass(slots=True)
@@ -245,7 +265,7 @@ class Committer:
         finally:
             self._tell_downgrades()
         if self.store.take_removal():
-            tell_removal(self._report, self.store, ticket.step)
+            self._tell_removal(ticket.step)
         return manifest
 
     def _at_once(
@@ -256,7 +276,111 @@ class Committer:
         wait(writes)
         return [found.result() for found in writes]
 
+    def _tell_removal(self, newest: int) -> None:
+        """Tell that the steps before ``newest``, or before older new ones, are gone."""
+        directory, step = str(self.store.directory), newest
+        with contextlib.suppress(CheckpointError):
+            step = min(self.store.steps(), default=newest)
+        self._report.record(StoreRemoved(directory=directory, step=step))
+        self._report.notify(
+            f"{directory} was removed, or its disk unmounted: it has no checkpoint before "
+            f"step {step}"
+        )
+
     def _tell_downgrades(self) -> None:
         for reason in self.store.disk.new_downgrades(self._downgrades_told):
             self._report.record(StorageDowngrade(reason=reason))
             self._report.notify(f"checkpoints are at risk: {reason}")
+
+
+class CheckpointMaintenance:
+    """Prunes the steps of one plan's run, and reports failures."""
+
+    def __init__(
+        self,
+        plan: SavePlan,
+        report: Reporter,
+        *,
+        is_idle: bool = False,
+        files: FileSystem | None = None,
+        bytes_per_s: float = READ_BYTES_PER_S,
+    ) -> None:
+        """Begin with the removal of what dead launches have left.
+
+        One that ``is_idle`` only makes room: the writer of another host looks after old steps.
+        """
+        self._is_idle = is_idle
+        self._report = report
+        self._ownership = plan.config.ownership
+        self._is_given_up = False
+        self._files = PacedFileSystem(plan.run_dir, bytes_per_s, fence=self._prove)
+        self._store = store = plan.open_store(files or self._files)
+        store.disk.watch(report.disk_moved)  # a save waits for the room that it makes
+        self._pruner = Pruner(store, plan.retention, plan.run_id, plan.unsound)
+        self._generation = plan.config.generation
+        self._thread = DaemonExecutor(1, "holdfast-care")
+        self._asked = 0
+        self._ask()
+
+    def committed(self, step: int) -> None:
+        """Prune; ``step`` is new."""
+        self._thread.submit(self._heard, self._pruner.marks.forget, step)
+        self._ask()
+
+    def make_room(self, needed: int, save: StagingName) -> None:
+        """Free space for ``save``, which the disk could not take; return when that is done."""
+        self._thread.submit(self._make_room, needed, save).result()
+
+    def close(self, within_s: float) -> None:
+        """End after the work that was asked for, but wait no longer than told.
+
+        A step that is being read then is read no further, and nothing goes for it.
+        """
+        last = self._thread.submit(lambda: None)
+        self._thread.shutdown()
+        wait([last], within_s)
+        self._is_given_up = True
+        self._files.end()
+
+    def _ask(self) -> None:
+        """Have old steps looked at, once what is queued by now was done."""
+        if not self._is_idle:
+            self._asked += 1
+            self._thread.submit(self._heard, self._tidy, self._asked)
+
+    def _tidy(self, number: int) -> None:
+        """Look at old steps, unless that is asked for once more behind this."""
+        if number == self._asked:
+            self._tell_left(self._pruned())
+
+    def _heard(self, work: Callable[..., None], *arguments: object) -> None:
+        """Do a piece of work; an error that nobody expects is told, and the next one follows."""
+        try:
+            work(*arguments)
+        except Exception as error:
+            self._tell_left((f"{type(error).__name__}: {error}",))
+
+    def _prove(self) -> None:
+        """Raise ``CommitRefused`` if this care may change nothing any more."""
+        if self._is_given_up:
+            raise CommitRefused("the care of old steps has ended; the next one begins anew")
+        self._ownership.prove()
+
+    def _make_room(self, needed: int, save: StagingName) -> None:
+        try:
+            reasons = self._pruner.make_room(needed, save)
+        except CheckpointError as error:  # the directory is another job's now
+            reasons = (str(error),)
+        self._tell_left(reasons)
+
+    def _tell_left(self, reasons: Iterable[str]) -> None:
+        for reason in () if self._is_given_up else reasons:
+            self._report.record(PruneFailed(reason=reason))
+
+    def _pruned(self) -> tuple[str, ...]:
+        """Remove what may go; return a reason for each name that is left."""
+        try:
+            left = self._pruner.prune()
+            return left + self._store.clean_staging(self._generation)
+        except CheckpointError as error:  # the directory is another job's now
+            return (str(error),)

@@ -5,7 +5,8 @@ host's writer does the rest.  Votes tell when all know the outcome (`recovery.st
 workers always agree on the save in flight.
 
 With several hosts the workers on the host of rank 0 save (`recovery.placement`).  The others
-compare their states with theirs, and vote: the save is as far as its savers are.
+compare their states with theirs, and vote: the save is as far as its savers are.  No checkpoint is
+committed whose state was not compared (`MemoryCheck`).
 
 A file system that hangs answers nothing, not even an error.  So the agent gives up a writer that
 makes no progress, and answers in its place (`writer_link`).  No save stays in flight for ever.
@@ -13,35 +14,49 @@ makes no progress, and answers in its place (`writer_link`).  No save stays in f
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 
+from holdfast.checkpoint.digest import Digest
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
+from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of, whole_bytes_of
 from holdfast.recovery.event import CheckpointCommitted
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.placement import savers_among
-from holdfast.recovery.step import Bit, Outcome, SavePhase, after_vote
+from holdfast.recovery.step import (
+    REFUSAL,
+    Bit,
+    DigestComparison,
+    Outcome,
+    SavePhase,
+    after_vote,
+    compare_digests,
+)
 from holdfast.recovery.work_plan import WorkPlan
-from holdfast.runtime.errors import StoppedEarly
+from holdfast.runtime.errors import StoppedEarly, WorldLost
+from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.run.checkpoint_events import CheckpointFailed, CheckpointSkipped
+from holdfast.runtime.run.events import MemoryDiffers
 from holdfast.runtime.saving.agent_saver import (
     AgentSaver,
-    FailedSave,
-    NothingToSave,
     PendingSave,
     SnapshotNotWritten,
 )
 from holdfast.runtime.saving.committer import MOST_THREADS
-from holdfast.runtime.saving.memory_check import MemoryCheck, digest_then
 from holdfast.runtime.saving.plan import SavePlan, SaveRequest, SaveTerms
 from holdfast.runtime.saving.save_messages import SaveTicket
+from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import HaltOrder
 from holdfast.runtime.worker.context import WorkerContext
@@ -283,7 +298,7 @@ class Saver:
     def _launch(self, cursor: Cursor, state: Tensors, fields: Mapping[str, object]) -> SaveInFlight:
         self.prepare(lambda: state)
         self._attempt = self._context.saves.newest = self._context.saves.next
-        mine: PendingSave = NothingToSave()
+        mine = PendingSave()
         if self._part is not None:
             part, parts = self._part
             request = SaveRequest(self._ticket(cursor.step, parts), part, fields)
@@ -302,7 +317,7 @@ class Saver:
         try:
             return self._way.begin(request, state)
         except (CheckpointError, OSError, MemoryError) as error:
-            return FailedSave(error)
+            return PendingSave(error)
 
     def _committed(self, flight: SaveInFlight) -> None:
         self._flight = None
@@ -372,3 +387,100 @@ def shard_count(nbytes: int, asked: int | None = None) -> int:
         return asked
     paying = min(MOST_THREADS, -(-nbytes // WORTH_A_FILE_BYTES))
     return max(1, paying, -(-nbytes // LARGEST_FILE_BYTES))
+
+
+class MemoryCheck:
+    """One worker's part in comparing the states of a world by their digests.
+
+    The thread takes a digest after a commit, while the next transaction is computed: that leaves
+    the arrays of the state as they are.  Digests are compared before the sum of that transaction,
+    so a replica whose memory is wrong takes part in no sum after the check that finds it.  Sums
+    between two checks may hold wrong contributions; with a check after every step there are none.
+    """
+
+    def __init__(
+        self, context: WorkerContext, membership: Membership, records: LoopRecords
+    ) -> None:
+        self._context = context
+        self._membership = membership
+        self._records = records
+        self._thread = DaemonExecutor(1, "holdfast-digest")
+        weakref.finalize(self, self._thread.shutdown)
+        self._pending: tuple[int, Future[str | None]] | None = None
+
+    def take(
+        self,
+        step: int,
+        state: Tensors,
+        then: Callable[[Tensors, str], None] = lambda _state, _digest: None,
+    ) -> None:
+        """Begin to digest ``state``, which all members hold after ``step``, for ``compare``.
+
+        The thread calls ``then`` with the state and its digest.  A member that is alone has
+        no peer to compare with, and takes no digest.
+        """
+        is_alone = self._membership.communicator.size == 1
+        self._pending = step, self._thread.submit(digest_then, state, then, is_alone=is_alone)
+
+    def world_changed(self) -> None:
+        """Drop the digest: the world that took it exists no more."""
+        if self._pending is not None:
+            with self._context.page.needing_no_peer():
+                wait([self._pending[1]])  # the state is about to change
+        self._pending = None
+
+    def compare(self) -> None:
+        """Compare the digest of ``take`` with all members'; all must call this at the same point.
+
+        A worker that differs from the majority does not return: it fences itself.
+
+        Raises:
+            WorldBroken: a member died, or is about to because its memory is wrong.
+            WorldLost: the members differ, and no majority shows which is right.
+        """
+        if self._pending is None:
+            return
+        (step, taken), self._pending = self._pending, None
+        with self._context.page.needing_no_peer():  # a large state takes its time
+            digest = taken.result()
+        if digest is None:
+            return
+        everyones = self._membership.communicator.allgather_bytes(bytes.fromhex(digest))
+        found = compare_digests(everyones)
+        if not found.is_unanimous:
+            self._settle(step, found)
+
+    def _settle(self, step: int, found: DigestComparison) -> None:
+        """Act on a difference: raise, or fence this worker; never returns."""
+        workers = [self._membership.world.workers[rank] for rank in found.minority]
+        self._records.note(
+            MemoryDiffers(step=step, workers=tuple(workers), has_majority=found.has_majority)
+        )
+        if not found.has_majority:
+            # A peer whose comparison broke at the last moment must not go on alone.  It votes
+            # "no" now, and sees this vote before it can see this worker's death.
+            with contextlib.suppress(WorldBroken):
+                self._membership.communicator.agree(REFUSAL)
+            raise WorldLost(
+                f"the states of workers {workers} differ after step {step}, and no majority shows "
+                "which is right; the step is not saved, the job goes back to its last checkpoint"
+            )
+        rank = self._membership.communicator.rank
+        if rank not in found.minority:
+            raise WorldBroken(f"the memory of workers {workers} is wrong")
+        self._context.notify(
+            f"the memory of worker {self._membership.me} is wrong after step {step}: "
+            "its state is not that of the majority; it is fenced"
+        )
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def digest_then(
+    state: Tensors, then: Callable[[Tensors, str], None], *, is_alone: bool
+) -> str | None:
+    """Return the digest of ``state``, after a call with both; None if it has none to compare."""
+    digest = Digest()
+    for name in () if is_alone else sorted(state):
+        digest.update(whole_bytes_of(state[name]))
+    then(state, digest.hexdigest())
+    return None if is_alone else digest.hexdigest()

@@ -69,6 +69,7 @@ class CallbackHost(Protocol):
 
     def acts_after(self, commit: Commit) -> bool:
         """Return whether code of the script runs after the commit."""
+        return False
 
     def after(self, commit: Commit) -> None:
         """See a commit; it may change the replica's state, on all workers alike."""
@@ -77,14 +78,17 @@ class CallbackHost(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether the stage ends here, before the last of its steps."""
+        return False
 
     @property
     def cuts_epoch(self) -> bool:
         """Whether the epoch in hand ends here, before its last update; the stage ends with it."""
+        return False
 
     @property
     def error(self) -> Exception | None:
         """The error that the script has raised in the round; with ``is_over`` it ends the stage."""
+        return None
 
     def end(self) -> None:
         """See that the stage is over; its last checkpoint holds what this changes."""
@@ -93,6 +97,7 @@ class CallbackHost(Protocol):
     @property
     def has_effects(self) -> bool:
         """Whether a round has run on whose effects the workers have to agree; on all alike."""
+        return False
 
     def lead(self, *, is_first: bool) -> None:
         """Hear before each agreement whether this worker is the first one now."""
@@ -100,9 +105,11 @@ class CallbackHost(Protocol):
 
     def effects(self) -> Effects:
         """Return the effects of the round; called again if a worker dies meanwhile."""
+        return NO_EFFECTS
 
     def message(self) -> bytes:
         """Return what the callback host of the first worker tells the others with its effects."""
+        return b""
 
     def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
         """Take over the decision, the first worker's message, and its notes if they differ.
@@ -113,12 +120,15 @@ class CallbackHost(Protocol):
 
     def settings(self) -> Mapping[str, str]:
         """Return what acts on the training, by names of the user's: all workers need the same."""
+        return {}
 
     def notes(self) -> Notes:
         """Return what is to be known when the training goes on from here."""
+        return {}
 
     def tensors(self) -> Tensors:
         """Return arrays that belong to the state; names and shapes never change."""
+        return {}
 
     def load(self, tensors: Tensors) -> None:
         """Take over the arrays that ``tensors`` has returned, on this worker or another."""
@@ -127,35 +137,6 @@ class CallbackHost(Protocol):
 
 class Alone(CallbackHost):
     """No callback host: it hears of everything, and does nothing."""
-
-    is_over = False
-    cuts_epoch = False
-    has_effects = False
-    error = None
-
-    def acts_after(self, commit: Commit) -> bool:
-        """Return False: there is no code of the script."""
-        return False
-
-    def effects(self) -> Effects:
-        """Return no effects."""
-        return NO_EFFECTS
-
-    def message(self) -> bytes:
-        """Return nothing."""
-        return b""
-
-    def settings(self) -> Mapping[str, str]:
-        """Return nothing."""
-        return {}
-
-    def notes(self) -> Notes:
-        """Return nothing."""
-        return {}
-
-    def tensors(self) -> Tensors:
-        """Return nothing."""
-        return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.saving.committer import Committer
-from holdfast.runtime.saving.maintenance import CheckpointMaintenance
+from holdfast.runtime.saving.committer import CheckpointMaintenance, Committer
 from holdfast.runtime.saving.save_messages import DiskMoved
 from holdfast.runtime.saving.writer import WriterReport
 from holdfast.runtime.system.channel import pair

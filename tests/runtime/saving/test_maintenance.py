@@ -19,7 +19,7 @@ from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.saving.maintenance import CheckpointMaintenance
+from holdfast.runtime.saving.committer import CheckpointMaintenance
 
 BOUND_S = 60.0
 

@@ -340,9 +340,7 @@ class HostSimulation:
         names = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=timeout)
         patch.setattr(writer_link, "subprocess", names)
         patch.setattr("holdfast.runtime.saving.writer.WriterReport", _Report)
-        for room in ("committer", "maintenance"):
-            name = f"holdfast.runtime.saving.{room}.DaemonExecutor"
-            patch.setattr(name, PromptExecutor)
+        patch.setattr("holdfast.runtime.saving.committer.DaemonExecutor", PromptExecutor)
         patch.setattr("holdfast.checkpoint.filesystem.os.fsync", lambda fd: None)
 
 

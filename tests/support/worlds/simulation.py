@@ -412,7 +412,7 @@ def wait_for_nothing(patch: pytest.MonkeyPatch) -> None:
     A lazy writer gets nowhere while others only wait, and here no power goes.
     """
     patch.setattr("holdfast.runtime.saving.agent_saver._AgentSave.wait", lambda *_: None)
-    for room in ("agent_saver", "committer", "maintenance"):
+    for room in ("agent_saver", "committer"):
         name = f"holdfast.runtime.saving.{room}.DaemonExecutor"
         patch.setattr(name, PromptExecutor)
     patch.setattr("holdfast.checkpoint.filesystem.os.fsync", lambda fd: None)
