@@ -91,7 +91,7 @@ if not TYPE_CHECKING:  # type checkers know the names above, and should miss all
                 return getattr(importlib.import_module(home), name)
         if name == "__version__":
             return importlib.import_module("importlib.metadata").version("holdfast-mpi")
-        removed = importlib.import_module("holdfast.runtime.options.removed")
+        removed = importlib.import_module("holdfast.runtime.options.sources")
         sentence = removed.removal_of(f"{__name__}.{name}")
         if sentence is not None:  # `from holdfast import` shows no AttributeError
             raise ImportError(sentence)

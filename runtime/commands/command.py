@@ -18,7 +18,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.option import RUN, Option, read_path
-from holdfast.runtime.options.removed import OF_SCRIPTS_TOO, REMOVED, removal_of
+from holdfast.runtime.options.sources import OF_SCRIPTS_TOO, REMOVED, removal_of
 from holdfast.runtime.run.find_run import the_run_here
 from holdfast.runtime.run.run_directory import RunDirectory
 

@@ -43,8 +43,7 @@ from holdfast.runtime.hosts.checked_hosts import (
 from holdfast.runtime.hosts.host_facts import Question
 from holdfast.runtime.hosts.network import choose, places
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.options.mca_settings import pair_of
-from holdfast.runtime.options.option import DOCTOR, RUN
+from holdfast.runtime.options.option import DOCTOR, RUN, pair_of
 from holdfast.runtime.options.sources import Sources, build_options, seen_from
 from holdfast.runtime.run.numerics import instruction_set
 from holdfast.runtime.run.progress import count, memory

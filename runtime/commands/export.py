@@ -20,7 +20,6 @@ import types
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -44,7 +43,7 @@ from holdfast.runtime.worker.context import RefusedTraining, TrainingRefused
 _MODULE_NAME = "holdfast_model"
 """Not ``__main__``: with a function to call, the code behind that guard must not run."""
 
-
+_FORMATS = _NPZ, _WEIGHTS, _ = ".npz", ".weights.h5", ".keras"
 _CURSOR, _COMPANION, _OPTIMIZER = "cursor/", "companion/", "optimizer/"
 _WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 """What a file system answers that has no hard links, such as FAT."""
@@ -81,11 +80,12 @@ def export(
 ) -> None:
     """Write a verified checkpoint in RUN_DIR as a file for NumPy or Keras."""
     source = _source(model["model"], model["input_shape"])
-    request = ExportRequest(target, format_of(target), source, force)
+    refuse_format(target, source)
     refuse_existing(target, is_forced=force)
     run = StoredRun.open(run_dir)
     restored = restore(run.store, run.step(step), run_id=run.run_id)
-    export_state(restored, request, RunDirectory(run_dir).load_record())
+    record = RunDirectory(run_dir).load_record()
+    export_state(restored, target, source, record, is_forced=force)
     click.echo(f"step {restored.manifest.step}, verified, is now {target}")
 
 
@@ -99,63 +99,42 @@ def _source(text: str | None, sizes: str | None) -> ModelSource | None:
     return ModelSource.parse(text, shape)
 
 
-class ExportFormat(str, Enum):
-    """The formats that can be written; the values are the ends of their files' names."""
-
-    NPZ = ".npz"
-    WEIGHTS = ".weights.h5"
-    KERAS = ".keras"
-
-
-@dataclass(frozen=True, slots=True)
-class ExportRequest:
-    """The file to write and its format; all formats but npz need the user's model."""
-
-    target: Path
-    format: ExportFormat
-    model: ModelSource | None
-    is_forced: bool
-
-    def __post_init__(self) -> None:
-        """Refuse a wrong request before anything is read."""
-        if self.format is not ExportFormat.NPZ and self.model is None:
-            raise UsageError(
-                f"a {self.format.value} file needs your model; "
-                "give the script that trained it, or a function in it: --model script.py:function"
-            )
-
-
-def format_of(target: Path) -> ExportFormat:
-    """Return the format that the name of ``target`` stands for.
-
-    Raises:
-        UsageError: the name stands for no format.
-    """
-    for kind in ExportFormat:
-        if target.name.endswith(kind.value):
-            return kind
-    raise UsageError(
-        f"{target} has a name of no known format; end it in .npz, .weights.h5 or .keras (a script "
-        "that loads a .keras file makes a SavedModel of it: model.export(DIRECTORY))"
-    )
-
-
 def export_state(
-    restored: Restored, request: ExportRequest, record: RunRecord | None = None
+    restored: Restored,
+    target: Path,
+    model: ModelSource | None,
+    record: RunRecord | None = None,
+    *,
+    is_forced: bool = False,
 ) -> None:
-    """Write a verified state; ``record`` is that of its run.
+    """Write a verified state, in the format of the target's name; ``record`` is that of its run.
 
     Raises:
         UsageError: the target cannot be written, or the model is another one.
         ProgramError: the user's model fails.
     """
-    if request.model is None or request.format is ExportFormat.NPZ:
+    if model is None or target.name.endswith(_NPZ):
         write = functools.partial(_write_npz, restored.state)
     else:
-        model = request.model.build(stage_of(restored.manifest.cursor), record)
-        load_into(model, restored)
-        write = model.save_weights if request.format is ExportFormat.WEIGHTS else model.save
-    publish(request.target, write, is_forced=request.is_forced)
+        made = model.build(stage_of(restored.manifest.cursor), record)
+        load_into(made, restored)
+        write = made.save_weights if target.name.endswith(_WEIGHTS) else made.save
+    publish(target, write, is_forced=is_forced)
+
+
+def refuse_format(target: Path, model: ModelSource | None) -> None:
+    """Raise ``UsageError`` if a name stands for no format, or for one that needs the model."""
+    kind = next((kind for kind in _FORMATS if target.name.endswith(kind)), None)
+    if kind is None:
+        raise UsageError(
+            f"{target} has a name of no known format; end it in .npz, .weights.h5 or .keras (a "
+            "script that loads a .keras file makes a SavedModel of it: model.export(DIRECTORY))"
+        )
+    if kind != _NPZ and model is None:
+        raise UsageError(
+            f"a {kind} file needs your model; "
+            "give the script that trained it, or a function in it: --model script.py:function"
+        )
 
 
 def load_into(model: Any, restored: Restored) -> None:

@@ -36,40 +36,28 @@ Entries = Sequence[Entry[Any]]
 
 
 class Bucket(Enum):
-    """A use of wall time."""
+    """A use of wall time: its name, and what it is, in words for people."""
 
-    STARTING = "starting"
-    """Before the first step."""
-    TRAINING = "training"
-    """Steps that count, and gaps that have no other cause: validation, records."""
-    REPEATED = "repeated work"
-    """Steps that a relaunch took back, and so were done in vain."""
-    REPAIR = "repair"
+    STARTING = "starting", "until the first step: processes, the script's imports, its data"
+    TRAINING = "training", "steps that count, validation and callbacks between them"
+    REPEATED = "repeated work", "steps that a relaunch took back to its checkpoint"
+    REPAIR = "repair", "from a death until survivors have applied the next step"
     """A gap after which the generation is another one, the spoilt attempt included."""
-    RELAUNCH = "relaunch"
+    RELAUNCH = "relaunch", "new processes after all workers of a launch were lost"
     """A gap with a launch in it, and waiting for a new job."""
-    RENEWAL = "renewal"
+    RENEWAL = "renewal", "new processes to have all workers again"
     """A gap in which a launch made room for one of all workers, and none was lost."""
-    SAVING = "saving stall"
-    """A gap in which a save began."""
-    PAUSED = "paused"
-    """The whole job stood still, wherever that was."""
-    ENDING = "ending"
-    """After the last step."""
+    SAVING = "saving stall", "training waited while a save began"
+    PAUSED = "paused", "the whole job stood still, as under Slurm's suspend"
+    """Wherever that was."""
+    ENDING = "ending", "after the last step: the last save, the end of the script"
+
+    def __init__(self, label: str, meaning: str) -> None:
+        self.label = label
+        self.meaning = meaning
 
 
-MEANINGS = {
-    Bucket.STARTING.value: "until the first step: processes, the script's imports, its data",
-    Bucket.TRAINING.value: "steps that count, validation and callbacks between them",
-    Bucket.REPEATED.value: "steps that a relaunch took back to its checkpoint",
-    Bucket.REPAIR.value: "from a death until survivors have applied the next step",
-    Bucket.RELAUNCH.value: "new processes after all workers of a launch were lost",
-    Bucket.RENEWAL.value: "new processes to have all workers again",
-    Bucket.SAVING.value: "training waited while a save began",
-    Bucket.PAUSED.value: "the whole job stood still, as under Slurm's suspend",
-    Bucket.ENDING.value: "after the last step: the last save, the end of the script",
-}
-"""What each part of the wall time is, in words for people."""
+_MEANINGS = {bucket.label: bucket.meaning for bucket in Bucket}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +92,7 @@ class Goodput:
     @property
     def share(self) -> float:
         """The part of the time that went into steps that count."""
-        return self.parts_s[Bucket.TRAINING.value] / self.wall_s if self.wall_s else 0.0
+        return self.parts_s[Bucket.TRAINING.label] / self.wall_s if self.wall_s else 0.0
 
 
 class TimePart(NamedTuple):
@@ -125,7 +113,7 @@ def parts_of(parts_s: Mapping[str, float]) -> tuple[tuple[TimePart, ...], str]:
         return f"{length_s:,.{decimals}f} s"
 
     parts = (
-        TimePart(name, text(length_s), length_s / wall_s, MEANINGS.get(name, ""))
+        TimePart(name, text(length_s), length_s / wall_s, _MEANINGS.get(name, ""))
         for name, length_s in parts_s.items()
         if length_s
     )
@@ -137,7 +125,7 @@ def goodput_of(entries: Entries, now_s: float | None = None) -> Goodput | None:
 
     ``now_s`` is the moment if the last job still runs.
     """
-    lengths: Counter[str] = Counter({bucket.value: 0 for bucket in Bucket})
+    lengths: Counter[str] = Counter({bucket.label: 0 for bucket in Bucket})
     jobs, redone_from = jobs_of(entries), math.inf
     for job in reversed(jobs):
         is_live = job is jobs[-1] and now_s is not None
@@ -146,11 +134,11 @@ def goodput_of(entries: Entries, now_s: float | None = None) -> Goodput | None:
         spans = spans_of(job, job[0].now, ended_s, redone_from)
         for bucket, length in buckets_of(spans).items():
             is_open = is_live and bucket is Bucket.ENDING
-            lengths[SINCE_LAST_STEP if is_open else bucket.value] += length
+            lengths[SINCE_LAST_STEP if is_open else bucket.label] += length
         if job is not jobs[0]:
             redone_from = min([redone_from, *(entry.event.first for entry in _committed(job))])
-    if now_s is not None and not lengths[Bucket.ENDING.value]:
-        del lengths[Bucket.ENDING.value]  # the job has no end yet
+    if now_s is not None and not lengths[Bucket.ENDING.label]:
+        del lengths[Bucket.ENDING.label]  # the job has no end yet
     parts = {name: seconds(length) for name, length in lengths.items()}
     return Goodput(seconds(sum(lengths.values())), parts, len(jobs)) if jobs else None
 

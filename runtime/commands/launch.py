@@ -22,13 +22,14 @@ from holdfast.runtime.commands.reported_run import metric_columns, read_reported
 from holdfast.runtime.errors import ExitCode, JobError, ProgramError, UsageError
 from holdfast.runtime.options.job_options import OPTIONS
 from holdfast.runtime.options.option import RUN
-from holdfast.runtime.options.removed import nearest, removal_of_key
 from holdfast.runtime.options.sources import (
     CONFIG_FILE,
     Sources,
     build_options,
     check_script,
+    nearest,
     read_config_file,
+    removal_of_key,
 )
 from holdfast.runtime.system.own_process import module_command
 from holdfast.runtime.worker import context as contexts

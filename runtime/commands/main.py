@@ -22,13 +22,14 @@ from holdfast.runtime.commands.command import Documented
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.options.option import RUN
-from holdfast.runtime.options.removed import nearest, removal_of
 from holdfast.runtime.options.sources import (
     CONFIG_FILE,
     keys_of,
     mistyped_variables,
+    nearest,
     read_config_file,
     refuse_unknown,
+    removal_of,
 )
 from holdfast.runtime.system.signals import write_in_background
 

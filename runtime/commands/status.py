@@ -176,7 +176,7 @@ def _goodput(found: JobStatus) -> str:
     lost = {
         name: seconds
         for name, seconds in goodput.parts_s.items()
-        if seconds >= _SHOWN_FROM_S and name != Bucket.TRAINING.value
+        if seconds >= _SHOWN_FROM_S and name != Bucket.TRAINING.label
     }
     parts = [f"{name} {seconds:.1f} s" for name, seconds in lost.items()]
     of_time = f"{goodput.share:.1%} of {progress.duration(goodput.wall_s)}"

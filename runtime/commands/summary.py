@@ -79,7 +79,7 @@ def summarize(entries: Entries) -> Report:
         step_s=sum(step.seconds for step in steps),
         goodput=0.0 if goodput is None else goodput.share,
         parts_s={} if goodput is None else goodput.parts_s,
-        paused_s=0.0 if goodput is None else goodput.parts_s[Bucket.PAUSED.value],
+        paused_s=0.0 if goodput is None else goodput.parts_s[Bucket.PAUSED.label],
         final_sha256=completed and completed.event.sha256,
         lost_events=sum(entry.event.lines for entry in of(entries, JournalGap)),
         lost_lines=sum(map(_lost_lines, jobs)),

@@ -279,4 +279,4 @@ class ChainFile:
         Raises:
             RunUnreadable: that cannot be told just now.
         """
-        return (self._directory.newest_step or 0) if self._directory.has_checkpoints else 0
+        return self._directory.newest_step or 0

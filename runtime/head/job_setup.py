@@ -41,7 +41,7 @@ from holdfast.runtime.host.launchers import (
 )
 from holdfast.runtime.host.mpi_trial import Trust, require
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.options.mca_settings import pair_of
+from holdfast.runtime.options.option import pair_of
 from holdfast.runtime.options.run_terms import (
     complete_run,
     open_or_create_record,
@@ -419,7 +419,7 @@ def _open_run(start: Start) -> None:
     with contextlib.suppress(OSError):  # a launch that needs the texts then says so
         keep(directory.program_path, start.program.texts.values())
     # A list of steps that fails just now ends the job here, and is no list without a step.
-    saved_step = directory.newest_step if directory.has_checkpoints else None
+    saved_step = directory.newest_step
     history = HistoryReader(directory.journal_path)
     history.read()
     known = history.history.saved_step

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from holdfast.recovery.event import CheckpointCommitted, Event
+from holdfast.recovery.event import Event
 from holdfast.runtime.host.output import ERR, OUT, Streams
 from holdfast.runtime.run.events import Epoch, PoolWarmed
 from holdfast.runtime.run.live_line import GAP, Part, Picture, live_line
@@ -161,8 +161,6 @@ class ProgressLog:
         match event:
             case PoolWarmed():
                 self._picture = replace(self._picture, imports="")
-            case CheckpointCommitted(_, step):
-                self._picture = self._picture.saved(step)
             case Epoch():
                 self._print(event)
 

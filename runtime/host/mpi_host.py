@@ -33,7 +33,7 @@ from holdfast.runtime.host.launchers import (
     LaunchTerms,
 )
 from holdfast.runtime.host.output import without_rules
-from holdfast.runtime.options.mca_settings import pair_of
+from holdfast.runtime.options.option import pair_of
 from holdfast.runtime.run.events import Warned
 from holdfast.runtime.system import become
 from holdfast.runtime.system.connections import stranger, watch_strangers

@@ -18,16 +18,18 @@ from holdfast.recovery.fault import Fault, FaultPlan, parse_faults
 from holdfast.recovery.placement import HostSlots, total_slots
 from holdfast.recovery.schedule import parse_schedule
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.options.mca_settings import check_between_hosts, check_mca, read_mca
 from holdfast.runtime.options.option import (
     DOCTOR,
     RUN,
     Option,
     at_least,
+    check_between_hosts,
+    check_mca,
     option,
     read_bytes,
     read_duration,
     read_hosts,
+    read_mca,
     read_path,
     read_switch,
     read_whole_number,

@@ -44,7 +44,7 @@ def open_or_create_record(
             are checkpoints without the record of their run.
     """
     before = directory.load_record()
-    if before is None and directory.has_checkpoints:
+    if before is None and directory.newest_step is not None:
         raise UsageError(
             f"{directory.path} holds checkpoints but no RUN.json, which tells their run; "
             "restore RUN.json, or set the checkpoints aside with --fresh"
@@ -72,7 +72,7 @@ def open_or_create_record(
 
 def _has_begun(directory: RunDirectory, options: JobOptions) -> bool:
     """Return whether the run has trained a step; True if nobody can tell."""
-    if directory.has_checkpoints:
+    if directory.newest_step is not None:
         return True
     try:
         return has_step(directory.journal_path)

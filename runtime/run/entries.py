@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeGuard, TypeVar, final
 
-from holdfast.recovery.event import EVENTS, Event, WorkerCompleted, WorkerStopped
-from holdfast.recovery.world import NOBODY
+from holdfast.recovery.event import EVENTS, Event, WorkerCompleted
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.run import checkpoint_events, events  # noqa: F401  (fill the list)
 from holdfast.runtime.run.files import ForeignFile, refusal
@@ -32,8 +31,6 @@ _MOST_SECONDS = 1 << 37
 """No clock shows more, and later moments have no date."""
 
 _MOST = 1 << 63
-_ONCE_WITHOUT_WORKER = (WorkerCompleted, WorkerStopped)
-"""Events whose lines named no worker in older journals."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +102,6 @@ def _read_event(name: str, line: Mapping[str, Any]) -> Event | None:
             values[field] = _checked(read(line.get(key)))
         except WrongValue:
             if has_default:
-                continue
-            if key == "worker" and kind in _ONCE_WITHOUT_WORKER and key not in line:
-                values[field] = NOBODY
                 continue
             try:
                 values[field] = read(None)

@@ -147,10 +147,6 @@ class Pace:
         share = 1.0 if not self.per_s else 1 - math.exp(-passed_s / _MEMORY_S)
         return Pace(self.per_s + share * (measured - self.per_s), step, now)
 
-    def seconds_for(self, steps: int) -> float | None:
-        """Return the seconds that so many steps take, None while that is unknown."""
-        return steps / self.per_s if self.per_s else None
-
 
 @dataclass(frozen=True, slots=True)
 class Picture:
@@ -167,7 +163,6 @@ class Picture:
     pace: Pace = dataclasses.field(default_factory=Pace)
     printed_step: int = 0
     """That of the newest epoch that this launch has printed: no earlier step is shown then."""
-    saved_step: int | None = None
     is_stopping: bool = False
     imports: str = ""
     """What the first workers wait for, in a word; empty once it is imported."""
@@ -204,10 +199,6 @@ class Picture:
         )
         return dataclasses.replace(self, report=report, printed_step=ended.step)
 
-    def saved(self, step: int) -> Picture:
-        """Return the picture after a checkpoint was committed."""
-        return dataclasses.replace(self, saved_step=step)
-
     @property
     def is_after_training(self) -> bool:
         """Whether all workers have completed the trainings that their script has begun."""
@@ -218,4 +209,5 @@ class Picture:
         """The seconds to the end of training at today's pace, None while that is unknown."""
         if self.report is None or self.report.steps <= self.report.step:
             return None
-        return self.pace.seconds_for(self.report.steps - self.report.step)
+        left = self.report.steps - self.report.step
+        return left / self.pace.per_s if self.pace.per_s else None

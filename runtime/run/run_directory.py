@@ -198,22 +198,15 @@ class RunDirectory:
         return self.path / STORE_NAME
 
     @property
-    def has_checkpoints(self) -> bool:
-        """Whether a run has saved a step here; raises ``RunUnreadable`` if nobody can tell."""
+    def newest_step(self) -> int | None:
+        """The newest step that was saved here; raises ``RunUnreadable`` if nobody can tell."""
         try:
-            return any(step_of(name) is not None for name in os.listdir(self.checkpoints_path))
+            steps = map(step_of, os.listdir(self.checkpoints_path))
+            return max((step for step in steps if step is not None), default=None)
         except OSError as error:
             if error.errno in TRANSIENT or isinstance(error, PermissionError):
                 raise self._unusable(error) from error
-            return False
-
-    @property
-    def newest_step(self) -> int | None:
-        """The newest step that a run has saved here, None if it has none."""
-        with contextlib.suppress(OSError):
-            steps = map(step_of, os.listdir(self.checkpoints_path))
-            return max((step for step in steps if step is not None), default=None)
-        return None
+            return None
 
     def prepare(self) -> None:
         """Create the directory if needed, and check that it can be written to.

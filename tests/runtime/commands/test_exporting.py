@@ -22,8 +22,6 @@ from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
 from holdfast.runtime.commands.export import (
-    ExportFormat,
-    ExportRequest,
     ModelSource,
     export_state,
     load_into,
@@ -134,10 +132,7 @@ def test_model_is_that_of_the_training_that_has_saved(
     source = Recorded(Path("train.py"))
     target = tmp_path / "w.weights.h5"
 
-    export_state(
-        restored(tmp_path, **cursor),
-        ExportRequest(target, ExportFormat.WEIGHTS, source, is_forced=False),
-    )
+    export_state(restored(tmp_path, **cursor), target, source)
 
     assert Recorded.asked == [stage]
     assert target.read_text() == "[[0.0, 1.0]]"

@@ -17,8 +17,6 @@ from holdfast.checkpoint.reader import Restored, restore
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.commands.export import (
-    ExportFormat,
-    ExportRequest,
     ModelSource,
     export_state,
 )
@@ -76,16 +74,16 @@ def source(tf: SimpleNamespace, tmp_path: Path) -> ModelSource:
     return ModelSource(path, "model", IMAGES.shape[1:])
 
 
-@pytest.mark.parametrize("kind", [ExportFormat.WEIGHTS, extended(ExportFormat.KERAS)])
+@pytest.mark.parametrize("kind", [".weights.h5", extended(".keras")])
 def test_exported_weights_begin_another_run(
-    kind: ExportFormat,
+    kind: str,
     tf: SimpleNamespace,
     restored: Restored,
     source: ModelSource,
     tmp_path: Path,
 ) -> None:
-    target = tmp_path / f"w{kind.value}"
-    export_state(restored, ExportRequest(target, kind, source, is_forced=False))
+    target = tmp_path / f"w{kind}"
+    export_state(restored, target, source)
     replica = build(tf, convolutional)
     before = copy_of(replica.state())
 
@@ -103,8 +101,7 @@ def test_script_alone_is_run_up_to_its_trainer(
     paths = [tmp_path / "a.weights.h5", tmp_path / "b.weights.h5"]
     for path, model in zip(paths, (source, ModelSource(source.script)), strict=True):
         tf.keras.backend.clear_session()
-        request = ExportRequest(path, ExportFormat.WEIGHTS, model, is_forced=False)
-        export_state(restored, request)
+        export_state(restored, path, model)
 
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
@@ -113,7 +110,7 @@ def test_archive_of_keras_has_the_optimizer_too(
     tf: SimpleNamespace, restored: Restored, source: ModelSource, tmp_path: Path
 ) -> None:
     target = tmp_path / "w.keras"
-    export_state(restored, ExportRequest(target, ExportFormat.KERAS, source, is_forced=False))
+    export_state(restored, target, source)
 
     optimizer = tf.keras.models.load_model(target).optimizer
 
@@ -126,10 +123,9 @@ def test_another_model_is_refused_by_the_names_of_its_tensors(
     restored: Restored, source: ModelSource, tmp_path: Path
 ) -> None:
     other = ModelSource(source.script, "other", source.input_shape)
-    request = ExportRequest(tmp_path / "w.keras", ExportFormat.KERAS, other, is_forced=False)
 
     with pytest.raises(UsageError, match=r"is of another model: missing 'optimizer/.*and \d+ more"):
-        export_state(restored, request)
+        export_state(restored, tmp_path / "w.keras", other)
 
 
 @pytest.mark.parametrize("is_named", [True, False])

@@ -14,14 +14,15 @@ from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.commands.run import run
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
-from holdfast.runtime.options.mca_settings import pair_of, read_mca
 from holdfast.runtime.options.option import (
     RUN,
     option,
+    pair_of,
     read_bytes,
     read_duration,
     read_hostfile,
     read_hosts,
+    read_mca,
     read_switch,
     read_whole_number,
     read_words,

@@ -11,8 +11,7 @@ import pytest
 from holdfast.runtime.commands.command import stray_words
 from holdfast.runtime.commands.main import main
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.options.removed import OF_SCRIPTS_TOO, REMOVED
-from holdfast.runtime.options.sources import mistyped_variables
+from holdfast.runtime.options.sources import OF_SCRIPTS_TOO, REMOVED, mistyped_variables
 
 FLAGS = sorted(name for name in REMOVED if name.startswith("--"))
 NAMES = sorted(name for name in REMOVED if "." in name)

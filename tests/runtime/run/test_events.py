@@ -190,7 +190,7 @@ def test_report_lists_an_event_whose_kind_says_so(event: Event) -> None:
 NEEDED: dict[str, set[str]] = {
     "checkpoint": {"step", "seconds", "bytes"},
     "checkpoint_failed": {"step", "reason"},
-    "completed": {"step"},
+    "completed": {"worker", "step"},
     "epoch": {"epoch", "step"},
     "failure": {"worker", "cause"},
     "fault": {"kind", "worker", "step", "site"},
@@ -208,7 +208,7 @@ NEEDED: dict[str, set[str]] = {
     "restored": {"step"},
     "stalled": {"limit", "seconds", "workers"},
     "step": {"step", "epoch", "seconds", "samples", "generation"},
-    "stopped": {"step"},
+    "stopped": {"worker", "step"},
     "suspected": {"worker", "seconds", "step"},
     "unreadable": {"step", "reason", "seconds"},
     "warning": {"text"},

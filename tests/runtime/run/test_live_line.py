@@ -277,12 +277,9 @@ def test_word_without_a_count_leaves_the_workers(training: Picture) -> None:
 
 
 def test_relaunch_keeps_what_is_known_and_counts_its_workers_anew(training: Picture) -> None:
-    saved = training.saved(16)
+    again = training.launched(3)
 
-    again = saved.launched(3)
-
-    assert again == dataclasses.replace(saved, wanted=3, living=0, phase="starting")
-    assert (again.report, again.saved_step) == (WORD, 16)
+    assert again == dataclasses.replace(training, wanted=3, living=0, phase="starting")
 
 
 def test_step_back_after_a_relaunch_keeps_the_pace(training: Picture) -> None:
@@ -360,11 +357,6 @@ def test_pace_follows_a_training_that_has_become_slower() -> None:
     looks += [(90 + second, 9.0 + second) for second in range(1, 41)]
 
     assert pace_after(*looks).per_s == pytest.approx(1.0, abs=0.2)
-
-
-def test_time_of_so_many_steps() -> None:
-    assert pace_after((0, 0.0), (20, 2.0)).seconds_for(100) == pytest.approx(10.0)
-    assert Pace().seconds_for(100) is None
 
 
 def test_look_after_the_memory_counts_most_of_the_pace() -> None:

@@ -302,7 +302,7 @@ def said_to_another_user(directory: RunDirectory) -> str:
         try:
             directory.prepare()
             directory.acquire_lease()
-            assert not directory.has_checkpoints
+            assert directory.newest_step is None
         except BaseException as error:
             said = error
         os.write(writer, str(said).encode())
@@ -418,7 +418,7 @@ STARTS: dict[str, Callable[[RunDirectory], object]] = {
     "record": lambda run: run.load_record(),
     "new record": lambda run: RunDirectory(run.path.parent).create_record(RECORD),
     "fresh": lambda run: run.set_aside(),
-    "checkpoints": lambda run: run.has_checkpoints,
+    "checkpoints": lambda run: run.newest_step,
     "generation": next_generation,
     "chain": lambda run: ChainFile(run, "c1").newest_step(),
     "no run": lambda run: no_run(run.path),
