@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from cluster import WITHIN_S, Cluster, wait_until, why_not
 
@@ -72,11 +71,6 @@ def _says(process: Any, line: str) -> str:
     return str(process.stdout.readline()).strip()
 
 
-def _reaches(cluster: Cluster, source: str, target: str, within_s: str = "0.5") -> bool:
-    ask = [sys.executable, "-c", textwrap.dedent(_ASK), target, within_s]
-    return cluster.run(source, ask, check=False).returncode == 0
-
-
 def test_hosts_have_names_addresses_and_folders_of_their_own_and_one_in_common(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -89,32 +83,6 @@ def test_hosts_have_names_addresses_and_folders_of_their_own_and_one_in_common(
     cluster.run("b", ["touch", "/dev/shm/one", "/tmp/two"])
     assert cluster.leftovers("b") == ["file /dev/shm/one", "file /tmp/two"]
     assert cluster.leftovers("a") == cluster.leftovers("c") == []
-
-
-def test_a_process_is_seen_on_its_host_with_what_it_listens_on(cluster: Cluster) -> None:
-    with _echo(cluster, "c"):
-        name = Path(sys.executable).name
-        assert [line.split(":")[0] for line in cluster.processes("c").values()] == [name]
-        (listener,) = cluster.listening("c")
-        assert (listener.address, listener.port) == ("0.0.0.0", 7000)
-        assert listener.processes == (name,)
-        assert cluster.listening("b") == []
-        assert cluster.processes("b") == {}
-    assert cluster.wait_empty("c") == []
-
-
-def test_nothing_passes_a_cut_and_everything_after_it_heals(cluster: Cluster) -> None:
-    with (
-        _echo(cluster, "b"),
-        _program(cluster, "a", _ASK, "b", _HEALED_WITHIN_S) as ask,
-    ):
-        assert _says(ask, "before") == "before"
-        cluster.cut("b")
-        assert not _reaches(cluster, "a", "b")
-        ask.stdin.write("within\n")
-        ask.stdin.flush()
-        cluster.heal("b")
-        assert ask.stdout.readline() == "within\n"
 
 
 @pytest.mark.parametrize(("way", "arrives"), [("deafen", False), ("mute", True)])
@@ -190,23 +158,6 @@ def test_a_peer_hears_of_a_killed_host_and_nothing_of_one_without_power(cluster:
             told = cluster.run("a", ["ss", "-Htn", "state", "close-wait"]).stdout
             assert (":7000" in told) is not silently
         cluster.restart("b")
-
-
-def test_a_frozen_host_answers_when_it_thaws(cluster: Cluster) -> None:
-    with (
-        _echo(cluster, "b"),
-        _program(cluster, "a", _ASK, "b", _HEALED_WITHIN_S) as ask,
-    ):
-        assert _says(ask, "before") == "before"
-        cluster.freeze("b")
-
-        def has_stopped() -> bool:  # one that runs on another processor takes a moment
-            states = {psutil.Process(pid).status() for pid in cluster.processes("b")}
-            return states == {psutil.STATUS_STOPPED}
-
-        wait_until(has_stopped, "standstill of all processes")
-        cluster.thaw("b")
-        assert _says(ask, "after") == "after"
 
 
 def test_a_shaped_link_lets_no_more_pass_than_its_rate(cluster: Cluster) -> None:

@@ -1,19 +1,16 @@
-"""How the workers of a launch leave together: by an order to stop, or with the script."""
+"""How the workers of a launch leave together after an order to stop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from holdfast.recovery.event import WorkerFailed, WorkerStopped
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.halting import Halting, look_at_ends
-from holdfast.runtime.host.host_messages import Down
-from holdfast.runtime.host.hosted_worker import HostedWorker
+from holdfast.runtime.host.halting import Halting
 from holdfast.runtime.system.worker_reports import WorkerHalted
-from holdfast.runtime.system.worker_status import HaltOrder, Phase, RequestFlag, WorkerStatus
+from holdfast.runtime.system.worker_status import HaltOrder, Phase, WorkerStatus
 
 
 class FakeWorker:
@@ -196,96 +193,3 @@ def test_no_worker_that_answers_ends_the_launch() -> None:
         (0, "stopped at step 7: no worker answered the order to stop, so what came after the "
          "newest checkpoint is lost"),
     ]  # fmt: skip
-
-
-class FakeHost:
-    """A host that has the workers' statuses, and does nothing."""
-
-    name = ""
-    unheard_s = leased_s = 0.0
-
-    def __init__(self) -> None:
-        self.told: list[Down] = []
-
-    def post(self, message: Down, fds: Sequence[int] = ()) -> None:
-        self.told.append(message)
-
-    def status_of(self, generation: int, worker: WorkerId) -> WorkerStatus:
-        return WorkerStatus.mirror()
-
-
-class Ending:
-    """Workers 4 and 7 of a launch, and what is told on their behalf."""
-
-    def __init__(self) -> None:
-        self.host = FakeHost()
-        self.workers = [HostedWorker(WorkerId(worker), 1, self.host) for worker in (4, 7)]
-        self.told: list[WorkerStopped | WorkerFailed] = []
-        self.leaves = False
-
-    def come(self, *ends: tuple[int, bool]) -> None:
-        """Let each worker have begun so many trainings, and perhaps end; then look."""
-        for hosted, (trainings, is_at_end) in zip(self.workers, ends, strict=True):
-            hosted.trainings, hosted.is_at_end = trainings, is_at_end
-        all_workers = (WorkerId(2), WorkerId(4), WorkerId(7))  # 2 has died before
-        self.leaves = look_at_ends(self.workers, all_workers, self.told.append)
-
-    def may_leave(self) -> list[bool]:
-        return [hosted.may_leave for hosted in self.workers]
-
-    def close(self) -> None:
-        for hosted in self.workers:
-            hosted.close()
-
-
-@pytest.fixture
-def ending() -> Iterator[Ending]:
-    made = Ending()
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize("trainings", [0, 1, 3])
-def test_workers_leave_together(ending: Ending, trainings: int) -> None:
-    ending.come((trainings, True), (trainings, False))
-    assert (ending.leaves, ending.may_leave()) == (False, [False, False])
-
-    ending.come((trainings, True), (trainings, True))
-
-    assert (ending.leaves, ending.may_leave()) == (True, [True, True])
-    assert ending.told == []
-
-
-def test_worker_does_not_wait_for_one_that_is_condemned(ending: Ending) -> None:
-    ending.workers[1].kill("guard lost")
-
-    ending.come((1, True), (2, False))
-
-    assert (ending.leaves, ending.may_leave()) == (True, [True, False])
-
-
-def test_launch_whose_scripts_have_gone_apart_ends_with_an_error_of_each_worker(
-    ending: Ending,
-) -> None:
-    ending.come((1, True), (2, False))
-
-    assert [error.worker for error in ending.told] == [2, 4, 7]
-    for error in ending.told:
-        assert isinstance(error, WorkerFailed)
-        assert (error.error_type, error.exit_code) == ("ScriptsApart", 1)
-        assert error.message.startswith("worker 4 ended its script after 1 training, but")
-    assert all(hosted.is_condemned for hosted in ending.workers)
-
-
-@pytest.mark.parametrize(("trainings", "kinds"), [(1, [WorkerStopped]), (0, [WorkerFailed] * 3)])
-def test_scripts_that_go_apart_after_an_order_to_stop_have_stopped_at_their_last_training(
-    ending: Ending, trainings: int, kinds: list[type]
-) -> None:
-    ending.workers[0].page.commit(40)
-    ending.workers[1].page.ask(RequestFlag.STOP)
-
-    ending.come((trainings, True), (2, False))
-
-    assert list(map(type, ending.told)) == kinds
-    assert getattr(ending.told[0], "step", None) == (40 if trainings else None)
-    assert all(hosted.is_condemned for hosted in ending.workers)

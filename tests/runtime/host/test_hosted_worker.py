@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -20,7 +21,7 @@ from holdfast.runtime.host.hosted_worker import (
 from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.system.channel import pair
 from holdfast.runtime.system.codec import to_plain
-from holdfast.runtime.system.worker_reports import HaltedSaveEnded, ScriptEnded, TrainingBegun
+from holdfast.runtime.system.worker_reports import HaltedSaveEnded
 from holdfast.runtime.system.worker_status import HaltOrder, Phase, WorkerStatus
 
 WORD = StepReport(
@@ -59,13 +60,6 @@ def hosted(host: FakeHost) -> Iterator[HostedWorker]:
     made = HostedWorker(WorkerId(7), 3, host)
     yield made
     made.close()
-
-
-def test_reports_on_the_script_concern_the_agent_alone(hosted: HostedWorker) -> None:
-    hosted.note(TrainingBegun(hosted.worker, 2))
-    hosted.note(ScriptEnded(hosted.worker))
-
-    assert (hosted.trainings, hosted.is_at_end) == (2, True)
 
 
 def test_word_on_an_order_to_a_halted_worker_that_was_replaced_is_not_kept(
@@ -114,12 +108,6 @@ def test_guard_dies_after_its_worker_has_been_killed_on_its_host(
     guard.theirs.close()
 
 
-def test_worker_that_its_host_has_killed_is_condemned(hosted: HostedWorker) -> None:
-    hosted.was_killed("fenced after 2.00 s of silence")
-
-    assert hosted.is_condemned
-
-
 def test_rank_is_taken_from_the_guard_on_unless_no_process_will_ever_run(
     hosted: HostedWorker,
 ) -> None:
@@ -146,59 +134,31 @@ def test_guard_that_is_turned_away_keeps_no_connection_open() -> None:
     os.close(read)
 
 
-@dataclasses.dataclass
-class Hosted:
-    worker: int
-    page: WorkerStatus
-    pid: int | None = None
-    place: str = ""
-    host_name: str = ""
-    resident_bytes: int | None = None
-    silence_s: float | None = None
-
-
 @pytest.fixture
-def both() -> Iterator[list[Hosted]]:
-    both = [Hosted(worker, WorkerStatus.create()) for worker in range(2)]
+def both(host: FakeHost) -> Iterator[list[HostedWorker]]:
+    both = [HostedWorker(WorkerId(worker), 3, host, "node2") for worker in range(2)]
     yield both
     for one in both:
-        one.page.close()
+        one.close()
 
 
-def test_worker_is_described_by_its_page(both: list[Hosted]) -> None:
+def test_worker_is_described_by_its_page_and_what_its_host_has_told(
+    both: list[HostedWorker],
+) -> None:
     one = both[1]
     one.page.phase, one.page.generation = Phase.SAVING, 3
     one.page.commit(7)
-    one.pid = os.getpid()
+    one.pid, one.place = 4711, "stall (train.py:7)"
+    one.resident_bytes, one.silent_s = 4096, 0.12345
 
-    one.place, one.host_name = "stall (train.py:7)", "node2"
+    found = WorkerReport.of(describe(one, 12.3456))
 
-    one.resident_bytes, one.silence_s = 4096, 0.12345
-
-    fields = describe(one, 12.3456)
-
+    where = "stall (train.py:7)"
+    assert found == WorkerReport(1, 4711, "saving", 7, 3, 4096, 0.123, 12.346, where, "node2", {})
     assert (describe(one, None)["standing_s"], describe(one, None)["where"]) == (None, "")
-    assert fields.pop("resident_bytes") == 4096
-    assert fields == {
-        "worker": 1, "pid": os.getpid(), "phase": "saving", "step": 7, "generation": 3,
-        "silent_s": 0.123, "standing_s": 12.346, "where": "stall (train.py:7)",
-        "host": "node2", "spent_s": {},
-    }  # fmt: skip
-
-
-def test_worker_without_a_process_has_neither_memory_nor_a_heartbeat(both: list[Hosted]) -> None:
-    fields = describe(both[0], None)
-
-    assert (fields["pid"], fields["resident_bytes"], fields["silent_s"]) == (None, None, None)
-    assert (fields["phase"], fields["step"]) == ("starting", 0)
-
-
-def test_worker_of_a_message_is_the_one_that_was_described(both: list[Hosted]) -> None:
-    both[1].silence_s = 2.0
-
-    found = WorkerReport.of(describe(both[1], None))
-
-    assert found == WorkerReport(1, None, "starting", 0, 0, None, 2.0)
+    assert WorkerReport.of(describe(both[0], None)) == WorkerReport(
+        0, None, "starting", 0, 0, None, None, host="node2"
+    )
 
 
 @pytest.mark.parametrize("fields", [None, {}, {"worker": 1}, [], "worker", 7], ids=repr)
@@ -206,28 +166,19 @@ def test_worker_that_makes_no_sense_is_none(fields: object) -> None:
     assert WorkerReport.of(fields) is None
 
 
-def test_field_that_this_version_does_not_know_makes_a_worker_none(both: list[Hosted]) -> None:
-    assert WorkerReport.of(describe(both[0], None) | {"colour": "blue"}) is None
-
-
-@pytest.mark.parametrize(
-    ("near", "far"),
-    list(zip(FARTHEST_FIRST[1:], FARTHEST_FIRST, strict=False)),
-    ids=[phase.label for phase in FARTHEST_FIRST[1:]],
-)
 def test_phase_of_a_host_is_that_of_the_worker_that_has_come_least_far(
-    near: Phase, far: Phase, both: list[Hosted]
+    both: list[HostedWorker],
 ) -> None:
     """All phases are in the table, so a new one needs its place in the order."""
     assert set(FARTHEST_FIRST) == set(Phase)
-    for phases in ((near, far), (far, near)):
-        for one, phase in zip(both, phases, strict=True):
-            one.page.phase = phase
+    for far, near in pairwise(FARTHEST_FIRST):
+        for phases in ((near, far), (far, near)):
+            for one, phase in zip(both, phases, strict=True):
+                one.page.phase = phase
+            assert short_report(both)["phase"] == near.label
 
-        assert short_report(both)["phase"] == near.label
 
-
-def test_word_of_a_worker_that_has_died_still_counts(both: list[Hosted]) -> None:
+def test_word_of_a_worker_that_has_died_still_counts(both: list[HostedWorker]) -> None:
     both[0].page.tell_progress(WORD.encode())
     both[0].pid, both[1].pid = None, os.getpid()
     both[1].page.phase = Phase.TRAINING
@@ -235,9 +186,10 @@ def test_word_of_a_worker_that_has_died_still_counts(both: list[Hosted]) -> None
     assert short_report(both) == {
         "progress": to_plain(WORD), "workers": 1, "phase": "starting",
     }  # fmt: skip
+    assert short_report([]) == {"progress": None, "workers": 0, "phase": None}
 
 
-def test_word_is_the_newest_by_its_moment_and_not_by_its_step(both: list[Hosted]) -> None:
+def test_word_is_the_newest_by_its_moment_and_not_by_its_step(both: list[HostedWorker]) -> None:
     """A relaunch takes the step back, and the page of the first launch may still be there."""
     pages = [one.page for one in both]
     back = dataclasses.replace(WORD, now=20.0, step=16)
@@ -248,7 +200,3 @@ def test_word_is_the_newest_by_its_moment_and_not_by_its_step(both: list[Hosted]
         found.append(short_report(both)["progress"])
 
     assert found == [None, to_plain(WORD), to_plain(back)]
-
-
-def test_host_without_workers_says_as_much() -> None:
-    assert short_report([]) == {"progress": None, "workers": 0, "phase": None}

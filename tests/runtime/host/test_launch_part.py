@@ -17,6 +17,7 @@ from holdfast.recovery.event import (
     WorkerExited,
     WorkerFailed,
     WorkerJoined,
+    WorkerStopped,
     WorldFormed,
     WorldNamed,
 )
@@ -50,7 +51,7 @@ from holdfast.runtime.saving.save_messages import SaveAnswered, SaveTicket, Sett
 from holdfast.runtime.system.channel import Channel, pair
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.system.worker_reports import ScriptEnded, SurvivorsMet
+from holdfast.runtime.system.worker_reports import ScriptEnded, SurvivorsMet, TrainingBegun
 from holdfast.runtime.system.worker_status import (
     Phase,
     RequestFlag,
@@ -238,6 +239,52 @@ def test_workers_leave_when_the_scripts_of_both_hosts_have_come_to_their_end(
     world.far.tell(ScriptEnded(WorkerId(3)))
 
     assert world.near.of(LetLeave) == world.far.of(LetLeave) == [LetLeave(1)]
+
+
+def test_workers_do_not_wait_for_a_killed_one_to_come_to_its_end(world: World) -> None:
+    world.far.tell(Killed(1, WorkerId(3), "guard lost"))
+    for worker in (0, 1, 2):
+        world.host_of(worker).tell(ScriptEnded(WorkerId(worker)))
+
+    assert world.near.of(LetLeave) == [LetLeave(1)]
+
+
+def train_apart(world: World, trainings: int) -> None:
+    """Let worker 1 end its script after some trainings, and worker 3 begin one more."""
+    for worker in LAUNCH.workers:
+        world.host_of(worker).tell(TrainingBegun(worker, trainings))
+    world.near.tell(ScriptEnded(WorkerId(1)))
+    world.far.tell(TrainingBegun(WorkerId(3), trainings + 1))
+
+
+def test_launch_whose_scripts_have_gone_apart_ends_with_an_error_of_each_worker(
+    world: World,
+) -> None:
+    world.near.exits(0, clean=True)  # it has its error all the same
+
+    train_apart(world, 1)
+
+    errors = world.of_kind(WorkerFailed)
+    assert [error.worker for error in errors] == [0, 1, 2, 3]
+    for error in errors:
+        assert (error.error_type, error.exit_code) == ("ScriptsApart", 1)
+        assert error.message.startswith("worker 1 ended its script after 1 training, but")
+    assert all(hosted.is_condemned for hosted in world.launch.workers)
+
+
+@pytest.mark.parametrize(("trainings", "kind"), [(1, WorkerStopped), (0, WorkerFailed)])
+def test_scripts_that_go_apart_after_an_order_to_stop_have_stopped_at_their_last_training(
+    world: World, trainings: int, kind: type[WorkerStopped | WorkerFailed]
+) -> None:
+    world.status(1).commit(40)
+    world.launch.stop_all()
+
+    train_apart(world, trainings)
+
+    told = world.of_kind(WorkerStopped) + world.of_kind(WorkerFailed)
+    assert {type(one) for one in told} == {kind}
+    assert getattr(told[0], "step", None) == (40 if trainings else None)
+    assert all(hosted.is_condemned for hosted in world.launch.workers)
 
 
 def test_survivors_of_a_death_get_the_word_and_a_cut_off_side_ends(world: World) -> None:

@@ -177,7 +177,9 @@ class _Owner:
             reactor.run_once(10.0)
 
 
-def test_pool_that_never_gets_warm_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_that_never_gets_warm_is_given_up_until_a_worker_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     owner, reactor = _Owner(), Reactor()
     pool = owner.pool(reactor)
@@ -186,20 +188,7 @@ def test_pool_that_never_gets_warm_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
     assert owner.kinds == ["PoolRestarted"] * 5 + ["PoolLost"]
     assert pool.pid is None
-    pool.close()
-    reactor.close()
-
-
-def test_pool_that_was_given_up_is_tried_again_when_a_worker_is_wanted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    owner, reactor = _Owner(), Reactor()
-    pool = owner.pool(reactor)
-    owner.wait_for("PoolLost", reactor)
-
     pool.request(worker_config(), (0, 0, 0, 0))
-
     assert pool.pid is not None
     pool.close()
     reactor.close()

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from configs import worker_config
 
-from holdfast.recovery.event import CheckpointCommitted, WorkerExited
+from holdfast.recovery.event import WorkerExited
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host import Host, LocalHost
 from holdfast.runtime.host.host_messages import Lead, News
@@ -243,22 +243,6 @@ def test_workers_may_wait_for_their_launch_as_long_as_it_takes(host: Watched) ->
     assert host.events == []
 
 
-def test_worker_begins_when_it_has_process_and_guard(host: Watched) -> None:
-    host.guard(1)
-
-    assert [hosted.worker for hosted in host.launch.workers if hosted.is_running] == [1]
-
-
-def test_silent_worker_in_training_is_fenced_after_the_timeout(host: Watched) -> None:
-    host.guard_both(Phase.TRAINING)
-
-    host.pass_time(1, 0)
-    assert host.of_kind(WorkerFenced) == []
-    host.pass_time(1, 0)
-
-    assert host.of_kind(WorkerFenced) == [1]
-
-
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.JOINING])
 def test_start_may_take_a_minute(host: Watched, phase: Phase) -> None:
     host.guard_both(phase)
@@ -289,21 +273,6 @@ def test_agent_that_was_away_accuses_nobody(host: Watched) -> None:
     assert host.of_kind(WorkerFenced) == []
 
 
-def test_end_of_the_last_worker_is_told_once_its_snapshots_are_settled(host: Watched) -> None:
-    """A relaunch begins with that event, and must find on the disk what memory held."""
-    host.end(0)
-    assert host.of_kind(WorkerExited) == [0]
-
-    host.end(1)
-    assert host.of_kind(WorkerExited) == [0]
-    assert not host.launch.is_idle
-
-    host.writer.settled(30)
-    assert host.of_kind(WorkerExited) == [0, 1]
-    assert CheckpointCommitted(WorkerId(1), 30) in host.events
-    assert host.launch.is_idle
-
-
 def test_outcome_of_a_save_reaches_the_pages_of_all_its_workers(host: Watched) -> None:
     host.answer(4)
     for page in host.pages.values():
@@ -321,12 +290,6 @@ def test_outcome_of_a_save_reaches_the_pages_of_all_its_workers(host: Watched) -
 
     host.answer(7, launch=9)
     assert not host.pages[0].is_answered(7), "another launch counts its saves anew"
-
-
-def test_sentence_of_the_writer_is_shown(host: Watched) -> None:
-    host.writer.tell(Notice("checkpoints are at risk: no sync"))
-
-    assert host.notices == ["checkpoints are at risk: no sync"]
 
 
 def test_host_of_the_first_worker_alone_looks_after_old_steps(host: Watched) -> None:

@@ -38,22 +38,20 @@ def _their_end(hosted: WorkerProcess) -> Channel:
 
 
 @pytest.mark.parametrize(
-    ("has_left", "status", "is_clean"), [(True, 0, True), (True, 1, False), (False, 0, False)]
+    ("has_left", "limit", "status", "is_clean"),
+    [
+        (True, None, 0, True),
+        (True, None, 1, False),
+        (False, None, 0, False),
+        (False, "leaving", -9, True),  # it has done its work
+    ],
 )
-def test_end_is_clean_only_if_the_worker_has_left_and_then_ended_well(
-    hosted: WorkerProcess, status: int, *, has_left: bool, is_clean: bool
+def test_end_is_clean_only_if_the_worker_has_left_and_then_ended_well_or_did_not_end(
+    hosted: WorkerProcess, limit: str | None, status: int, *, has_left: bool, is_clean: bool
 ) -> None:
-    hosted.has_left = has_left
+    hosted.has_left, hosted.limit = has_left, limit
 
     assert hosted.exit_event(status, "").is_clean is is_clean
-
-
-def test_worker_that_was_killed_because_it_did_not_leave_has_done_its_work(
-    hosted: WorkerProcess,
-) -> None:
-    hosted.limit = "leaving"
-
-    assert hosted.exit_event(-9, "").is_clean is True
 
 
 def test_end_has_the_evidence_that_the_page_holds(hosted: WorkerProcess) -> None:
@@ -78,19 +76,6 @@ def test_fenced_worker_is_told_with_its_limit_and_is_no_victim_of_others(
     assert hosted.write_off().cause.startswith("fenced after 12.50 s; process")
     event = hosted.exit_event(-9, "")
     assert (event.limit, event.fenced, event.collateral) == (limit, True, False)
-
-
-def test_worker_that_is_killed_before_it_exists_is_condemned(hosted: WorkerProcess) -> None:
-    assert not hosted.is_condemned
-
-    hosted.kill("killed by the head")
-    hosted.kill("another reason")
-
-    assert hosted.is_condemned
-    event = hosted.exit_event(-9, "killed by the head")
-    assert (event.worker, event.generation, event.phase) == (7, 3, "starting")
-    hosted.close()
-    hosted.close()
 
 
 def test_worker_that_was_killed_with_others_died_of_nothing_of_its_own(

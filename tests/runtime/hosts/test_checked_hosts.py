@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -155,47 +156,6 @@ def shell(tmp_path: Path) -> Callable[[str, str], RemoteShell]:
     return made
 
 
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        (
-            "ssh",
-            "echo 'banner' >&2; echo 'root@b: Permission denied (publickey).' >&2; exit 255",
-            "/ssh -p 2222 -o BatchMode=yes b true` must work",
-        ),
-        (
-            "my-shell",
-            "echo 'sh: python: not found' >&2; exit 127",
-            "sh: python: not found; install it there as it is here, or share one file system",
-        ),
-        (
-            "my-shell",
-            'shift; shift; exec "$0.python" /nowhere/start.py "$@"',
-            "can't open file '/nowhere/start.py': [Errno 2] No such file or directory; install it",
-        ),
-        ("my-shell", "exit 3", "b has not answered: exit code 3; `my-shell` must run a command"),
-        (
-            "my-shell",
-            'echo \'{"kind": "HostFacts", "cores": 2}\'',
-            "the holdfast of b gives another answer (HostFacts",
-        ),
-    ],
-    ids=["ssh", "no interpreter", "no holdfast", "another failure", "another version"],
-)
-def test_host_that_does_not_answer_is_told_in_the_words_of_its_shell(
-    shell: Callable[[str, str], RemoteShell], tmp_path: Path, name: str, text: str, words: str
-) -> None:
-    python = shutil.which("python3")
-    assert python is not None
-    (tmp_path / "my-shell.python").symlink_to(python)
-
-    _, other = ask_all(["a", "b"], shell(name, text), UNOWNED, print)
-
-    assert words in other.fault
-    assert other.facts is None
-
-
 def test_shell_that_is_not_there_is_named() -> None:
     _, other = ask_all(["a", "b"], RemoteShell(("/nowhere/ssh",)), UNOWNED, print)
 
@@ -240,20 +200,6 @@ def test_hosts_that_take_long_are_named_meanwhile(
     assert all("exit code 3" in one.fault for one in asked_hosts[1:])
 
 
-@pytest.mark.process
-def test_what_a_shell_prints_at_its_start_is_refused(
-    shell: Callable[[str, str], RemoteShell],
-) -> None:
-    _, other = ask_all(
-        ["a", "b"], shell("my-shell", 'echo hello; shift; exec "$@"'), UNOWNED, print
-    )
-
-    assert other.fault == (
-        "b prints 'hello' when a shell starts there, and holdfast would take it for a message: let "
-        ".bashrc and the like print nothing without a terminal"
-    )
-
-
 _PRINT = "let .bashrc and the like print nothing without a terminal"
 
 
@@ -261,6 +207,24 @@ _PRINT = "let .bashrc and the like print nothing without a terminal"
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
+        (
+            'echo hello; exec "$@"',
+            f"b prints 'hello' when a shell starts there, {_TAKEN}: {_PRINT}",
+        ),
+        (
+            "echo 'sh: python: not found' >&2; exit 127",
+            f"b has no holdfast at {sys.executable}: sh: python: not found; install it there as it "
+            "is here, or share one file system",
+        ),
+        (
+            'shift; exec "$0.python" /nowhere/start.py "$@"',
+            "can't open file '/nowhere/start.py': [Errno 2] No such file or directory; install it",
+        ),
+        ("exit 3", "b has not answered: exit code 3; `my-shell` must run a command"),
+        (
+            'echo \'{"kind": "HostFacts", "cores": 2}\'',
+            "the holdfast of b gives another answer (HostFacts",
+        ),
         (
             'printf "\\033]0;root@b\\007"; exec "$@"',
             rf"b prints '\x1b]0;root@b\x07' when a shell starts there, {_TAKEN}: {_PRINT}",
@@ -308,6 +272,7 @@ _PRINT = "let .bashrc and the like print nothing without a terminal"
         ),
     ],
     ids=[
+        "line", "no interpreter", "no holdfast", "another failure", "another version",
         "no newline", "ends", "echoes", "no stdin", "closed stdin", "other stdin", "reads stdin",
         "terminal", "label", "trailer", "two lines", "exception",
     ],
@@ -321,7 +286,21 @@ def test_answer_that_is_none_is_told_with_its_cause(
 
     _, other = ask_all(["a", "b"], shell("my-shell", f"shift; {text}"), UNOWNED, print)
 
-    assert other.fault.startswith(fault)
+    assert fault in other.fault
+    assert other.facts is None
+
+
+@pytest.mark.process
+def test_host_that_ssh_does_not_reach_is_told_in_its_words(
+    shell: Callable[[str, str], RemoteShell],
+) -> None:
+    text = "echo 'banner' >&2; echo 'root@b: Permission denied (publickey).' >&2; exit 255"
+
+    _, other = ask_all(["a", "b"], shell("ssh", text), UNOWNED, print)
+
+    said = "b cannot be reached by ssh: banner; root@b: Permission denied (publickey); nobody is"
+    assert other.fault.startswith(said)
+    assert other.fault.endswith("/ssh -p 2222 -o BatchMode=yes b true` must work")
 
 
 @pytest.mark.parametrize(
