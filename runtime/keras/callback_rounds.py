@@ -41,7 +41,6 @@ from holdfast.runtime.keras.callback_rules import (
     is_left_out,
     needs_logs,
     resumed,
-    sees_metrics,
     settings_in_words,
     without_graphs,
 )
@@ -107,8 +106,12 @@ class TracedSettings:
         known = {each.place for each in self._settings}
         self._numbers = [each for each in _numbers(model) if each.place not in known]
 
-    def check(self) -> None:
-        """Raise ProgramError if a setting has changed."""
+    def check(self) -> list[str]:
+        """Return the numbers that have changed and that the step may read, in words.
+
+        Raises:
+            ProgramError: a setting has changed, which the graph of a step holds.
+        """
         for setting in self._settings:
             if setting.has_changed:
                 raise ProgramError(
@@ -116,6 +119,7 @@ class TracedSettings:
                     "holdfast has made the graph of a step by then, so it would have no effect; "
                     "set it before fit() is called"
                 )
+        return [str(number) for number in self._numbers if number.has_changed]
 
     def check_functions(self, *, has_begun: bool) -> None:
         """Raise ProgramError if Keras would make the graph of the next step anew.
@@ -136,10 +140,6 @@ class TracedSettings:
                     "Keras would go on with another step, and holdfast has made the graph of this "
                     f"one for the whole fit(): {way_out}"
                 )
-
-    def changed_numbers(self) -> list[str]:
-        """Return the numbers that have changed and that the step may read, in words."""
-        return [str(number) for number in self._numbers if number.has_changed]
 
 
 def _numbers(model: Any) -> Iterator[_Attribute]:
@@ -211,12 +211,12 @@ class CallbackRounds:
         run, self.words = arranged(given, files, events)
         self._run = run if _history_in(run) else [*run, keras.callbacks.History()]
         self._list: Any = None
-        self._kept = [callback for callback in given if not is_left_out(callback)]
-        states = [*self._kept, *(found for found in self._run if found not in run)]
+        self.kept = [callback for callback in given if not is_left_out(callback)]
+        states = [*self.kept, *(found for found in self._run if found not in run)]
         self._states = CallbackStates(states, model.get_weights)
-        self._datasets = CallbackStates(())
-        self._held = HeldVariables(self._kept, model, getattr(replica, "graphs", ()))
-        self._settings = TracedSettings(model)
+        self.datasets = CallbackStates(())
+        self.held = HeldVariables(self.kept, model, getattr(replica, "graphs", ()))
+        self.traced = TracedSettings(model)
         self._are_alike = all(is_alike(callback) for callback in given)
         self._before: Mapping[str, Any] = {}
         self._known: dict[Hashable, Any] = {}
@@ -227,7 +227,7 @@ class CallbackRounds:
     def keep(self, datasets: Iterable[Any]) -> None:
         """Keep what these objects of the script remember, which give batches."""
         owners = [owner for dataset in datasets for owner in reached_from(dataset)]
-        self._datasets = CallbackStates(owners, most=MOST_KEPT)
+        self.datasets = CallbackStates(owners, most=MOST_KEPT)
 
     @property
     def history(self) -> Any:
@@ -236,13 +236,13 @@ class CallbackRounds:
 
     def settings(self) -> dict[str, str]:
         """Return the list of callbacks, and the settings of Keras's that act on the training."""
-        listed = ", ".join(type(callback).__name__ for callback in self._kept)
-        return {CALLBACKS: f"[{listed}]", **settings_in_words(self._kept)}
+        listed = ", ".join(type(callback).__name__ for callback in self.kept)
+        return {CALLBACKS: f"[{listed}]", **settings_in_words(self.kept)}
 
     def begin(self) -> None:
         """Begin the training."""
-        self.is_due = bool(self._kept)  # any callback may raise when it gets its model
-        with self._guarded():
+        self.is_due = bool(self.kept)  # any callback may raise when it gets its model
+        with self.guarded():
             self._list = self._make_list()
         self.call("on_train_begin")
         self._states.begun()
@@ -263,19 +263,19 @@ class CallbackRounds:
         self._files.resumed()
         self._replica.load(state)  # what on_train_begin did to the model is in it already
         self.take(notes, tensors)
-        resumed(self._kept, self._files.lengths)
+        resumed(self.kept, self._files.lengths)
 
     def take(self, notes: Mapping[str, Json], tensors: Tensors) -> None:
         """Let the callbacks remember what another worker's, or an earlier launch's, knew."""
         self._model.history = self.history
         self._known.clear()
         self._states.restore(notes["callbacks"], tensors)
-        self._held.restore(notes.get("held", {}))
-        self._datasets.restore(notes.get("datasets", {}), {})
+        self.held.restore(notes.get("held", {}))
+        self.datasets.restore(notes.get("datasets", {}), {})
 
     def introduce(self) -> None:
         """Let the callbacks know the model, without any hook: the training is over already."""
-        for callback in (*self._kept, self.history):
+        for callback in (*self.kept, self.history):
             callback._model, callback.params = self._model, dict(self._params)
 
     def call(self, hook: str, *arguments: Any) -> None:
@@ -289,35 +289,18 @@ class CallbackRounds:
             own = UnknownLogs if isinstance(logs, UnknownLogs) else dict
             self._run_hooks(hook, lambda: [run(index, logs=own(logs)) for run in hooks])
 
-    def acts_at_ends(self) -> bool:
-        """Return whether there are callbacks beside Keras's ``History``."""
-        return bool(self._kept)
-
     def acts_on_batches(self) -> bool:
         """Return whether a callback of the script has a hook about a batch.
 
         What Keras's own do then is short, and what it costs to be ready for more is not.
         """
         hooks = "on_train_batch_begin", "on_train_batch_end"
-        kept = self._kept
+        kept = self.kept
         return self._once(hooks, lambda: any(acts(c, *hooks) for c in kept if not is_alike(c)))
 
-    def check_functions(self, *, has_begun: bool) -> None:
-        """Raise ProgramError if a hook has let Keras make the graph of a step anew."""
-        self._settings.check_functions(has_begun=has_begun)
-
-    def check_settings(self) -> list[str]:
-        """Return the numbers that hooks have changed, and that the graph of a step may hold.
-
-        Raises:
-            ProgramError: a hook has changed a setting that the graph holds.
-        """
-        self._settings.check()
-        return self._settings.changed_numbers()
-
-    def ends_at_nan(self) -> bool:
-        """Return whether a callback ends the training when its loss is not finite."""
-        return self._once(ends_at_nan, lambda: any(map(ends_at_nan, self._run)))
+    def runs_any(self, rule: Callable[[Any], bool]) -> bool:
+        """Return whether ``rule`` holds for a callback; asked once between two hooks."""
+        return self._once(rule, lambda: any(map(rule, self._run)))
 
     def call_at_nan(self, index: int, logs: Mapping[str, float]) -> None:
         """Run the end of a batch for the callbacks that wait for a loss that is not finite."""
@@ -325,33 +308,17 @@ class CallbackRounds:
         if hooks:
             self._run_hooks("on_train_batch_end", lambda: [run(index, dict(logs)) for run in hooks])
 
-    def needs_logs(self) -> bool:
-        """Return whether a callback looks at the logs of each batch."""
-        return self._once(needs_logs, lambda: any(map(needs_logs, self._run)))
-
-    def sees_metrics(self) -> bool:
-        """Return whether a callback may read the model's metrics in the middle of an epoch."""
-        return self._once(sees_metrics, lambda: any(map(sees_metrics, self._run)))
-
     def unkept(self) -> list[str]:
         """Return the attributes of callbacks that cannot be kept."""
-        return [*self._states.unkept(), *self._held.unkept()]
-
-    def lost(self) -> list[str]:
-        """Return what datasets have held, was too large to be kept, and is not there again."""
-        return self._datasets.lost()
-
-    def unkept_of_graphs(self) -> list[str]:
-        """Return the variables that only the graphs of a step hold, and that are too large."""
-        return self._held.unkept_of_graphs()
+        return [*self._states.unkept(), *self.held.unkept()]
 
     def notes(self) -> dict[str, Json]:
         """Return what the callbacks know, and the lengths of their files."""
         files = {path: length.as_json() for path, length in self._files.lengths.items()}
-        return {"files": files, "datasets": self._datasets.notes(), **self._remembered()}
+        return {"files": files, "datasets": self.datasets.notes(), **self._remembered()}
 
     def _remembered(self) -> dict[str, Json]:
-        return {"callbacks": self._states.notes(), "held": self._held.notes()}
+        return {"callbacks": self._states.notes(), "held": self.held.notes()}
 
     def tensors(self) -> Tensors:
         """Return the weights that callbacks keep; the layout never changes."""
@@ -391,11 +358,6 @@ class CallbackRounds:
         """Give private files back; the training is over."""
         self._events.close()
 
-    def guard(self, run: Callable[[], None]) -> None:
-        """Run other code of the script as a hook is run: its files are real on the first worker."""
-        with self._guarded():
-            run()
-
     def _once(self, key: Hashable, find: Callable[[], _Found]) -> _Found:
         """Return what ``find`` has found since the last hook."""
         if key not in self._known:
@@ -410,15 +372,16 @@ class CallbackRounds:
         )
 
     def _run_hooks(self, hook: str, run: Any) -> None:
-        is_due = any(acts(callback, hook) for callback in self._kept)
+        is_due = any(acts(callback, hook) for callback in self.kept)
         self.is_due = self.is_due or is_due
         if is_due and not self._are_alike and not self._before:
             self._before = dict(self._replica.state())
-        with self._guarded():
+        with self.guarded():
             run()
 
     @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def guarded(self) -> Iterator[None]:
+        """Let code of the script run as a hook does: its files are real on the first worker."""
         self._known.clear()  # what runs may give a callback other hooks
         with guarding(self._files), self._saving_hooks(self._files):
             yield

@@ -29,7 +29,12 @@ from holdfast.recovery.step import Decision, Effects
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.errors import JobError, ProgramError
 from holdfast.runtime.keras.callback_rounds import CallbackRounds, UnknownLogs
-from holdfast.runtime.keras.callback_rules import steps_per_execution
+from holdfast.runtime.keras.callback_rules import (
+    ends_at_nan,
+    needs_logs,
+    sees_metrics,
+    steps_per_execution,
+)
 from holdfast.runtime.keras.held_variables import encoded, put_back
 from holdfast.runtime.keras.plain_values import Decoder, Encoder, Json, NotPlain
 from holdfast.runtime.model.model_rules import some_of
@@ -202,12 +207,12 @@ class CallbackRun:
                 f"the callback's {what} is not kept in checkpoints: a relaunch begins with "
                 "a new one; give the callback get_state() and set_state() to keep it"
             )
-        if lost := self._rounds.lost():
+        if lost := self._rounds.datasets.lost():
             self._tell(
                 f"the dataset's {some_of(lost, 3)} was too large to be kept in checkpoints, and "
                 "begins as the script makes it: if batches depend on it, the result is another one"
             )
-        found = self._rounds.unkept_of_graphs()
+        found = self._rounds.held.unkept_of_graphs()
         if found:
             self._tell(
                 f"the step reads {some_of(found, 3)} beside the model, too large to be kept in "
@@ -217,8 +222,8 @@ class CallbackRun:
 
     def before(self, work: Work, cursor: Cursor) -> None:
         """Look at what callbacks have set, before the first transaction, or have made anew."""
-        self._rounds.check_functions(has_begun=self._at.epoch > self._epochs.start)
-        changed = self._rounds.check_settings() if self._is_fresh else []
+        self._rounds.traced.check_functions(has_begun=self._at.epoch > self._epochs.start)
+        changed = self._rounds.traced.check() if self._is_fresh else []
         self._is_fresh = False
         for what in changed:
             self._tell(
@@ -234,7 +239,7 @@ class CallbackRun:
         is_at_end = commit.work is Work.EVALUATE or commit.has_ended_epoch or commit.data_ended
         is_at_end |= commit.next_work is not Work.TRAIN
         if is_at_end:
-            return self._tell_data is not None or self._rounds.acts_at_ends()
+            return self._tell_data is not None or bool(self._rounds.kept)
         return self._rounds.acts_on_batches()
 
     def after(self, commit: Commit) -> None:
@@ -348,10 +353,10 @@ class CallbackRun:
             return
         if commit.work is Work.TRAIN:
             last = at.batch - at.batch % self._execution + self._execution - 1
-            if self._rounds.sees_metrics() and not commit.has_ended_epoch:
+            if self._rounds.runs_any(sees_metrics) and not commit.has_ended_epoch:
                 self._hold_metrics(commit)
             self._rounds.call_each("on_train_batch_end", last, self._batch_logs(commit))
-            if self._rounds.ends_at_nan() and not np.isfinite(commit.cursor.sums).all():
+            if self._rounds.runs_any(ends_at_nan) and not np.isfinite(commit.cursor.sums).all():
                 self._rounds.call_at_nan(last, self._metrics(commit))
             yield
             at.batch += 1
@@ -399,7 +404,8 @@ class CallbackRun:
         """Let the data hear that the epoch has begun, 1, or ended, 2: on all workers alike."""
         tell, epoch = self._tell_data, self._at.epoch - self._epochs.start
         if tell is not None:
-            self._rounds.guard(lambda: tell(1 + 2 * epoch + begun))
+            with self._rounds.guarded():
+                tell(1 + 2 * epoch + begun)
 
     def _is_within_execution(self, commit: Commit) -> bool:
         """Return whether more steps follow before the hooks about batches; data may end before."""
@@ -429,7 +435,7 @@ class CallbackRun:
 
     def _batch_logs(self, commit: Commit) -> Mapping[str, float]:
         """Return the metrics of the epoch so far, if a callback looks at them."""
-        return self._metrics(commit) if self._rounds.needs_logs() else {}
+        return self._metrics(commit) if self._rounds.runs_any(needs_logs) else {}
 
     def _epoch_logs(self, commit: Commit) -> dict[str, float]:
         logs = dict(commit.metrics) if commit.has_ended_epoch else self._metrics(commit)

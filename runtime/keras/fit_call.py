@@ -220,39 +220,36 @@ def data_of(call: FitCall) -> FitData:
     Raises:
         ProgramError: the arrays do not fit together.
     """
+    given = None if call.validation_data is None else validation_of(call)
+    share = 0.0 if given is not None else call.validation_split
     if isinstance(call.x, Data):
-        return _of_samples(call.x, call)
-    parts = (call.x, call.y, call.sample_weight)
-    validation = None
-    if call.validation_data is not None:
-        validation = validation_of(call)
-    elif call.validation_split:
-        parts, held_out = _split(parts, call.validation_split)
-        validation = _first_steps(ArrayData(*held_out), call)
+        return _of_samples(call.x, call, given, share)
+    parts, held_out = _split((call.x, call.y, call.sample_weight), share)
     x, y, weights = parts
     if call.class_weight is not None:
         weights = weights_of_classes(y, weights, call.class_weight)
+    validation = given if held_out is None else _first_steps(ArrayData(*held_out), call)
     return FitData(ArrayData(x, y, weights), validation)
 
 
-def _of_samples(data: Data, call: FitCall) -> FitData:
+def _of_samples(data: Data, call: FitCall, validation: Data | None, share: float) -> FitData:
     """Return samples that are read by number, with what ``call`` says of them."""
-    for name in ("y", "sample_weight"):
-        if getattr(call, name) is not None:
-            raise ProgramError(
-                f"fit() got {name} beside a {type(data).__name__}: its read(ids) returns (x, y) or "
-                "(x, y, sample_weight)"
-            )
-    training, validation = data, None
-    if call.validation_data is not None:
-        validation = validation_of(call)
-    elif call.validation_split:
-        stop = _trained(len(data), call.validation_split)
+    _check_alone(call, f"a {type(data).__name__}: its read(ids) returns")
+    training = data
+    if share:
+        stop = _trained(len(data), share)
         training = SampleRange(data, 0, stop)
         validation = _first_steps(SampleRange(data, stop, len(data)), call)
     if call.class_weight is not None:
         training = WeighedByClass(training, call.class_weight)
     return FitData(training, validation)
+
+
+def _check_alone(call: FitCall, other: str) -> None:
+    """Refuse arrays beside ``x`` that has all parts of a sample."""
+    for name in ("y", "sample_weight"):
+        if getattr(call, name) is not None:
+            raise ProgramError(f"fit() got {name} beside {other} (x, y) or (x, y, sample_weight)")
 
 
 def weights_of_classes(y: Nest, weights: Nest, by_class: Mapping[int, float]) -> Any:
@@ -299,8 +296,12 @@ def _first_steps(data: Data, call: FitCall) -> Data:
     return SampleRange(data, 0, min(len(data), steps * call.validation_batch(len(data))))
 
 
-def _split(parts: tuple[Nest, ...], share: float) -> tuple[tuple[Nest, ...], tuple[Nest, ...]]:
-    """Return what stays for training, and the last samples, which validate."""
+def _split(
+    parts: tuple[Nest, ...], share: float
+) -> tuple[tuple[Nest, ...], tuple[Nest, ...] | None]:
+    """Return what stays for training, and the last samples, which validate, if there are any."""
+    if not share:
+        return parts, None
     stop = _trained(len(leaves(parts[0])[0]), share)
     return (
         tuple(map_leaves(lambda array: array[:stop], part) for part in parts),
@@ -404,12 +405,7 @@ def training_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
     Raises:
         ProgramError: the arguments do not go with a pipeline.
     """
-    for name in ("y", "sample_weight"):
-        if getattr(call, name) is not None:
-            raise ProgramError(
-                f"fit() got {name} beside a pipeline: let its batches be (x, y) or "
-                "(x, y, sample_weight)"
-            )
+    _check_alone(call, "a pipeline: let its batches be")
     if call.validation_split:
         raise ProgramError(
             "fit(validation_split=...) cannot cut a pipeline: give validation_data, such as "

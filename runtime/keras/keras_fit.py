@@ -42,7 +42,6 @@ from holdfast.runtime.keras.callback_rules import ends_at_nan, flat, steps_per_e
 from holdfast.runtime.keras.callback_run import CallbackRun
 from holdfast.runtime.keras.fit_call import (
     FitCall,
-    FitData,
     as_begun,
     datasets_of,
     hears_of_epochs,
@@ -64,7 +63,7 @@ from holdfast.runtime.script.draws import go_on_from
 from holdfast.runtime.script.process import script_process
 from holdfast.runtime.script.saves import EventFiles, FirstSaves, KeptLoads, install
 from holdfast.runtime.training.callback_host import CallbackHost
-from holdfast.runtime.training.stages import Stages, stages_of_script
+from holdfast.runtime.training.stages import stages_of_script
 from holdfast.runtime.training.training_job import RateScale, TrainingJob, TrainingRequest
 from holdfast.runtime.worker.context import WorkerContext, is_forked, is_refused
 
@@ -378,8 +377,26 @@ class _Training:
         return advice_on_few_samples(job.order.global_batch, job.microbatches, world)
 
     def _accompany(self, replica: Replica) -> CallbackHost:
-        self._callbacks = callback_run(
-            self._model, self._call, replica, self._stages, self._steps, self._data
+        """Return the callback host of this training."""
+        call, process, stage = self._call, script_process(), self._stages.stage
+        context, (steps, validation_steps) = self._stages.context, self._steps
+        files = process.begin_training(stage.number, context.notify, is_first=self._stages.is_first)
+        rounds = CallbackRounds(
+            call.callbacks,
+            self._model,
+            replica,
+            files,
+            EventFiles(files, f".{context.config.run_id}-{stage.number}"),
+            saves(),
+            {"epochs": call.epochs, "steps": steps},
+        )
+        rounds.keep(datasets_of(self._data))
+        for word in rounds.words:
+            context.notify(word)
+        epochs = range(call.initial_epoch, call.epochs)
+        tell_data = hears_of_epochs(self._data.training)
+        self._callbacks = CallbackRun(
+            self._model, replica, rounds, epochs, context.notify, tell_data, validation_steps
         )
         self._callbacks.tells_script = self._tells_script
         return self._callbacks
@@ -408,39 +425,6 @@ def _announcement(model: Any, job: TrainingJob, workers: int) -> str:
     """Say in one line that ``fit`` is not Keras's own, and how it trains: in 80 columns."""
     steps = "" if job.work_plan.is_open else f", {job.work_plan.steps_per_epoch} steps an epoch"
     return f"training {model.name!r} on {count(workers, 'worker')}: {job.step_in_words}{steps}"
-
-
-def callback_run(
-    model: Any,
-    call: FitCall,
-    replica: Replica,
-    stages: Stages,
-    steps: tuple[int | None, int],
-    data: FitData,
-) -> CallbackRun:
-    """Return the callback host of the next stage.
-
-    ``steps`` are those of an epoch, if they are known, and those of a validation.
-    """
-    context, number = stages.context, stages.stage.number
-    process = script_process()
-    files = process.begin_training(number, context.notify, is_first=stages.is_first)
-    token = f".{context.config.run_id}-{number}"
-    rounds = CallbackRounds(
-        call.callbacks,
-        model,
-        replica,
-        files,
-        EventFiles(files, token),
-        saves(),
-        {"epochs": call.epochs, "steps": steps[0]},
-    )
-    rounds.keep(datasets_of(data))
-    for word in rounds.words:
-        context.notify(word)
-    epochs = range(call.initial_epoch, call.epochs)
-    tell_data = hears_of_epochs(data.training)
-    return CallbackRun(model, replica, rounds, epochs, context.notify, tell_data, steps[1])
 
 
 @functools.cache

@@ -53,7 +53,7 @@ def test_one_callback_of_the_script_lets_what_all_remember_be_compared(tmp_path:
     for here in workers:
         here.rounds.begin()
         here.rounds.call("on_epoch_end", 0, {})
-    workers[2].rounds._kept[0].count += 1
+    workers[2].rounds.kept[0].count += 1
 
     one, same, other = (here.rounds.effects() for here in workers)
 
@@ -362,7 +362,7 @@ def test_no_step_follows_a_hook_that_lets_keras_make_its_graph_anew(
     here = worker(tmp_path, of_script(on_epoch_end=lambda own, *_: RENEWED[call](own.model)))
     here.model.make_train_function()
     here.model.make_test_function()
-    here.rounds._settings = TracedSettings(here.model)
+    here.rounds.traced = TracedSettings(here.model)
     begin(here)
 
     with pytest.raises(ProgramError) as refused:
@@ -460,7 +460,7 @@ def test_number_of_the_model_that_is_set_too_late_is_told(
     """Whether the step reads it, nobody knows; a number set after the first step is as in Keras."""
     worker = Driven([annealer(hook)], tmp_path)
     worker.model.kl_weight = 1.0
-    worker.rounds._settings = TracedSettings(worker.model)
+    worker.rounds.traced = TracedSettings(worker.model)
     begin(worker)
 
     drive(worker)
@@ -479,4 +479,4 @@ def test_what_keras_sets_itself_is_not_told() -> None:
     model.fit(np.zeros((4, 1)), np.zeros((4, 1)), verbose=0)
 
     settings.check()
-    assert settings.changed_numbers() == []
+    assert settings.check() == []

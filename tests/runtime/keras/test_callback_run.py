@@ -173,7 +173,7 @@ def test_launch_that_goes_on_after_any_commit_sees_what_an_undisturbed_one_sees(
         if plan.is_save_point(lost.cursor):
             begin(resumed, kept=lost.keep())
             drive(resumed)
-            (seen,) = (c.seen for c in resumed.rounds._kept)
+            (seen,) = (c.seen for c in resumed.rounds.kept)
             assert (seen, resumed.run.history.history) == (whole.seen, history.history)
         if lost.is_complete:
             return
@@ -228,7 +228,7 @@ def test_stage_that_is_complete_runs_no_hook_and_gives_all_that_was_known(tmp_pa
 
 def test_script_that_asks_for_more_epochs_goes_on_with_the_next_one(tmp_path: Path) -> None:
     before, callback = driven([recorder()], tmp_path, epochs=1), recorder()
-    seen = list(before.rounds._kept[0].seen)
+    seen = list(before.rounds.kept[0].seen)
     more = Driven([callback], tmp_path, plan_of(2))
 
     begin(more, kept=before.keep())
@@ -251,7 +251,7 @@ def test_stage_that_a_callback_has_ended_stays_ended_when_more_epochs_are_asked_
     drive(more)
 
     assert more.is_complete
-    assert callback.seen == before.rounds._kept[0].seen
+    assert callback.seen == before.rounds.kept[0].seen
     assert more.run.history.epoch == [0]
 
 
@@ -262,14 +262,14 @@ def test_worker_that_takes_a_newer_state_over_begins_no_second_time(
     for worker in (newer, behind):
         begin(worker)
     drive(newer, commits=2)
-    callback = behind.rounds._kept[0]
+    callback = behind.rounds.kept[0]
     monkeypatch.setattr(type(callback), "on_train_begin", lambda *_: pytest.fail("begun again"))
 
     begin(behind, kept=newer.keep())
     drive(behind)
     drive(newer)
 
-    assert callback.seen == newer.rounds._kept[0].seen
+    assert callback.seen == newer.rounds.kept[0].seen
 
 
 def test_stop_that_one_worker_wants_is_everyones(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_what_callbacks_remember_and_change_is_that_of_the_first_worker(tmp_path
     begin(*workers)
     drive(*workers, commits=1)
 
-    assert [worker.rounds._kept[0].luck for worker in workers] == [0, 0]
+    assert [worker.rounds.kept[0].luck for worker in workers] == [0, 0]
     assert [worker.replica.tensors["w"].tolist() for worker in workers] == [[0, 0], [0, 0]]
 
 
