@@ -16,13 +16,12 @@ from holdfast.runtime.keras.callback_rules import (
     is_alike,
     is_left_out,
     needs_logs,
-    resumed,
     rule_of,
     sees_metrics,
     settings_in_words,
     without_graphs,
 )
-from holdfast.runtime.script.overlay import Length, Overlay
+from holdfast.runtime.script.overlay import Overlay
 from holdfast.runtime.script.saves import EventFiles
 
 
@@ -106,18 +105,6 @@ def test_class_of_the_script_follows_the_rule_of_the_class_of_keras_beneath() ->
     assert RULES["RemoteMonitor"].is_alike
 
 
-def test_callback_that_is_left_out_is_not_run_and_is_told_of() -> None:
-    backup, other = of_keras("BackupAndRestore"), of_keras("EarlyStopping")
-    here = files(is_first=True)
-
-    run, words = arranged([backup, other], here, EventFiles(here, ".t"))
-
-    assert run == [other]
-    assert words == [
-        "BackupAndRestore does nothing here: holdfast makes the checkpoints, and resumes"
-    ]
-
-
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("wanted", [True, False])
 def test_only_the_first_worker_traces_for_tensorboard(*, first: bool, wanted: bool) -> None:
@@ -150,26 +137,6 @@ def test_callback_that_speaks_to_the_world_outside_is_put_off_by_the_others() ->
     assert said == [(1, {"loss": 2.0}), (2, None)]
     assert runs[1].root == "http://here"
     assert isinstance(runs[0], FirstOnly)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "writes_header"),
-    [({}, True), ({"log.csv": Length(0, "")}, True), ({"log.csv": Length(9, "")}, False)],
-    ids=["no file", "empty", "has rows"],
-)
-def test_log_that_goes_on_gets_no_second_header(
-    lengths: dict[str, Length],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    writes_header: bool,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    logger = of_keras("CSVLogger", filename="log.csv", append_header=not writes_header)
-
-    resumed([of_script(), logger], {str(tmp_path / path): found for path, found in lengths.items()})
-
-    assert logger.append_header is writes_header
 
 
 def test_graphs_are_not_written_again_and_the_settings_come_back_after_an_error() -> None:

@@ -25,20 +25,36 @@ NUMBERED = (
     *("on_epoch_begin", "on_epoch_end", "on_train_batch_begin", "on_train_batch_end"),
     *("on_test_batch_begin", "on_test_batch_end"),
 )
+SOME = [1, 3]
 VALIDATED = {"has_validation": True}
-STOPS = [
-    (False, None),
-    (False, ("on_train_begin", None)),
-    (False, ("on_train_batch_end", 0)),
-    (True, None),
-    (True, ("on_epoch_begin", 1)),
-    (True, ("on_train_batch_begin", 0)),
-    (True, ("on_train_batch_end", 0)),
-    (True, ("on_train_batch_end", STEPS - 1)),
-    (True, ("on_epoch_end", 0)),
-    (True, ("on_test_begin", None)),
-    (True, ("on_test_end", None)),
+CASES: list[tuple[dict[str, Any], dict[str, Any], Any]] = [
+    ({}, {}, None),
+    ({}, {}, ("on_train_begin", None)),
+    ({}, {}, ("on_train_batch_end", 0)),
+    (VALIDATED, {}, None),
+    (VALIDATED, {}, ("on_epoch_begin", 1)),
+    (VALIDATED, {}, ("on_train_batch_begin", 0)),
+    (VALIDATED, {}, ("on_train_batch_end", 0)),
+    (VALIDATED, {}, ("on_train_batch_end", STEPS - 1)),
+    (VALIDATED, {}, ("on_epoch_end", 0)),
+    (VALIDATED, {}, ("on_test_begin", None)),
+    (VALIDATED, {}, ("on_test_end", None)),
+    ({"execution": 2}, {}, None),
+    ({"execution": 2, **VALIDATED}, {}, ("on_train_batch_begin", 0)),
+    ({"execution": 2, **VALIDATED}, {}, ("on_train_batch_end", 1)),
+    ({"execution": 2, **VALIDATED}, {}, ("on_train_batch_begin", 2)),
+    ({"execution": 2}, {}, ("on_train_batch_end", 3)),
+    ({"execution": 3, **VALIDATED}, {}, None),
+    ({"execution": 100}, {}, ("on_train_batch_begin", 0)),
+    ({"epochs": 3, "validated": 2, **VALIDATED}, {"epochs": 3, "validation_freq": 2}, None),
+    (
+        {"epochs": 3, "validated": (1, 3), **VALIDATED},
+        {"epochs": 3, "validation_freq": [1, 3]},
+        None,
+    ),
+    ({"first_epoch": 1, **VALIDATED}, {"epochs": 3, "initial_epoch": 1}, None),
 ]
+"""Terms of a stage, the same as arguments of ``fit``, and the hook in which a callback stops."""
 
 
 def recorder(stop: Any = None) -> Any:
@@ -88,62 +104,20 @@ def in_keras(callback: Any, execution: int = 1, **arguments: Any) -> list[Any]:
     return list(callback.seen)
 
 
-@pytest.mark.parametrize(("validates", "stop"), STOPS, ids=str)
+@pytest.mark.parametrize(("terms", "arguments", "stop"), CASES, ids=str)
 def test_hooks_are_those_of_keras_wherever_a_callback_stops(
-    tmp_path: Path, stop: Any, *, validates: bool
+    tmp_path: Path, terms: dict[str, Any], arguments: dict[str, Any], stop: Any
 ) -> None:
-    given = {"validation_data": (X, X)} if validates else {}
+    """Those about batches come once for each execution."""
+    given = {"validation_data": (X, X)} if "has_validation" in terms else {}
     ours, kerass = recorder(stop), recorder(stop)
 
-    worker = driven([ours], tmp_path, has_validation=validates)
+    worker = driven([ours], tmp_path, **terms)
 
-    assert ours.seen == in_keras(kerass, epochs=2, **given)
+    plain = in_keras(kerass, terms.get("execution", 1), **{"epochs": 2, **given, **arguments})
+    assert ours.seen == plain
     assert worker.run.is_over is (ours.model.stop_training is True)
-
-
-@pytest.mark.parametrize(
-    ("execution", "validates", "stop"),
-    [
-        (2, False, None),
-        (2, True, ("on_train_batch_begin", 0)),
-        (2, True, ("on_train_batch_end", 1)),
-        (2, True, ("on_train_batch_begin", 2)),
-        (2, False, ("on_train_batch_end", 3)),
-        (3, True, None),
-        (100, False, ("on_train_batch_begin", 0)),
-    ],
-    ids=str,
-)
-def test_hooks_about_batches_come_once_for_each_execution_as_in_keras(
-    tmp_path: Path, execution: int, stop: Any, *, validates: bool
-) -> None:
-    given = {"validation_data": (X, X)} if validates else {}
-    ours, kerass = recorder(stop), recorder(stop)
-
-    worker = driven([ours], tmp_path, execution, has_validation=validates)
-
-    assert ours.seen == in_keras(kerass, execution, epochs=2, **given)
-    assert worker.run.is_over is (ours.model.stop_training is True)
-
-
-@pytest.mark.parametrize(
-    ("terms", "arguments"),
-    [
-        ({"epochs": 3, "validated": 2}, {"epochs": 3, "validation_freq": 2}),
-        ({"epochs": 3, "validated": (1, 3)}, {"epochs": 3, "validation_freq": [1, 3]}),
-        ({"epochs": 2, "first_epoch": 1}, {"epochs": 3, "initial_epoch": 1}),
-    ],
-    ids=["every second", "some", "later ones"],
-)
-def test_hooks_are_those_of_keras_for_the_epochs_that_are_asked_for(
-    tmp_path: Path, terms: dict[str, Any], arguments: dict[str, Any]
-) -> None:
-    ours, kerass = recorder(), recorder()
-
-    worker = driven([ours], tmp_path, **VALIDATED, **terms)
-
-    assert ours.seen == in_keras(kerass, validation_data=(X, X), **arguments)
-    assert worker.run.history.epoch == list(range(terms.get("first_epoch", 0), 3))
+    assert worker.run.history.epoch == kerass.model.history.epoch
 
 
 @pytest.mark.parametrize(

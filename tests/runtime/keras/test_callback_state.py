@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,13 @@ from hypothesis import strategies as st
 from plain import FEW_VALUES, is_same, through_json
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.keras.callback_state import MOST_KEPT, CallbackStates, reached_from
+from holdfast.runtime.keras.callback_state import (
+    MOST_KEPT,
+    CallbackStates,
+    WeightPlaces,
+    reached_from,
+    sets_of,
+)
 
 WEIGHTS = (np.zeros((300, 300), np.float32), np.zeros(300, np.float32), np.zeros(300, np.float32))
 
@@ -170,40 +177,28 @@ def test_layout_of_tensors_is_the_same_before_and_after_weights_are_kept() -> No
     assert all((tensor == 7).all() for tensor in states.tensors().values())
 
 
-def test_best_weights_go_on_in_their_order() -> None:
-    source, target = (EarlyStopping(3, restore_best_weights=True) for _ in range(2))
+@pytest.mark.parametrize(
+    "make", [lambda: EarlyStopping(3, restore_best_weights=True), BestOfUsers], ids=["Keras", "own"]
+)
+def test_best_weights_go_on_in_their_order_and_absent_ones_stay_absent(
+    make: Callable[[], Any],
+) -> None:
+    source, target = make(), make()
     old, new = begun(source), begun(target)
+    before = shapes(old)
+    target.best_weights = [np.ones_like(found) for found in WEIGHTS]
+    moved(old, new)
+    assert target.best_weights is None
     best = [
         np.random.default_rng(i).normal(size=w.shape).astype("f4") for i, w in enumerate(WEIGHTS)
     ]
-    source.improve(best)
+    source.best_weights = best
 
     moved(old, new)
 
     assert is_same(target.best_weights, best)
-    assert len(json.dumps(old.notes())) < 1000
-
-
-def test_absent_best_weights_stay_absent() -> None:
-    source, target = (EarlyStopping(3, restore_best_weights=True) for _ in range(2))
-    old, new = begun(source), begun(target)
-    target.improve([np.ones_like(found) for found in WEIGHTS])
-
-    moved(old, new)
-
-    assert target.best_weights is None
-
-
-def test_callback_of_a_user_that_reads_weights_has_places_for_them() -> None:
-    source, target = BestOfUsers(), BestOfUsers()
-    old, new = begun(source), begun(target)
-    before = shapes(old)
-    source.best_weights = [np.full_like(found, 3) for found in WEIGHTS]
-
-    moved(old, new)
-
     assert shapes(old) == before
-    assert is_same(target.best_weights, source.best_weights)
+    assert len(json.dumps(old.notes())) < 1000
 
 
 def test_list_that_the_script_holds_too_is_filled_and_not_replaced() -> None:
@@ -390,3 +385,86 @@ def test_large_state_of_a_dataset_that_is_lost_is_refused(*, in_place: bool, siz
     other = CallbackStates([Hard(np.zeros(size))], most=MOST_KEPT)
     with pytest.raises(ProgramError, match=r"^Hard\.hard, which the dataset holds or reads"):
         other.restore(notes, {})
+
+
+KERNEL, BIAS = np.ones((2, 3), np.float32), np.ones(3, np.float32)
+SMALL = (KERNEL, BIAS)
+
+
+def layout(places: WeightPlaces) -> list[tuple[str, Any, Any]]:
+    return [(name, array.shape, array.dtype) for name, array in places.tensors().items()]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.ones((3, 2), np.float32), np.ones(3, np.float64), np.ones((), np.float32)],
+    ids=["shape", "dtype", "scalar"],
+)
+def test_array_of_another_kind_finds_no_place(array: Any) -> None:
+    places = WeightPlaces(1, SMALL)
+
+    assert places.keep(array) is None
+    assert not any(found.any() for found in places.tensors().values())
+
+
+@given(st.lists(st.sampled_from([KERNEL, BIAS, np.ones(4), None]), max_size=12))
+def test_layout_never_changes_and_no_place_is_given_twice(arrays: list[Any]) -> None:
+    places = WeightPlaces(2, SMALL)
+    before = layout(places)
+    numbers: list[int] = []
+    for array in arrays:
+        if array is None:
+            places.empty()
+            numbers = []
+        elif (number := places.keep(array)) is not None:
+            numbers.append(number)
+
+    assert layout(places) == before
+    assert len(set(numbers)) == len(numbers)
+
+
+class OfKeras(Callback):
+    __module__ = "keras.fake"
+
+    model: Any = None
+
+    def on_epoch_end(self) -> Any:
+        return self.model.get_weights()  # Keras's own code does not count
+
+
+class Averager(BestOfUsers):
+    def on_train_begin(self) -> Any:
+        return [layer.trainable_weights for layer in self.model.layers]
+
+    def on_train_end(self) -> Any:
+        return lambda: self.model.weights
+
+
+class OwnStopping(EarlyStopping):
+    def on_train_end(self) -> Any:
+        return self.model.get_weights()
+
+
+class Setter(OfKeras):
+    weights = 3
+
+    def on_epoch_end(self) -> Any:
+        self.model.set_weights([])
+
+
+@pytest.mark.parametrize(
+    ("callback", "sets"),
+    [
+        (OfKeras(), 0),
+        (EarlyStopping(3), 0),
+        (EarlyStopping(3, restore_best_weights=True), 1),
+        (BestOfUsers(), 1),
+        (Averager(), 3),
+        (OwnStopping(3), 1),
+        (OwnStopping(3, restore_best_weights=True), 2),
+        (Setter(), 0),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_sets_of_weights_that_a_callback_may_keep_are_counted(callback: Any, sets: int) -> None:
+    assert sets_of(callback) == sets

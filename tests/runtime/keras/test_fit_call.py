@@ -49,11 +49,6 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
-def test_run_without_a_checkpoint_begins_where_the_script_says(run: Run) -> None:
-    assert as_begun(LATER, run.stages(Stage())) is LATER
-    assert run.told == []
-
-
 def test_run_goes_on_in_the_epochs_that_it_began_with_and_says_so(run: Run) -> None:
     run.save(4, {"first epoch": 1})
 
@@ -64,30 +59,25 @@ def test_run_goes_on_in_the_epochs_that_it_began_with_and_says_so(run: Run) -> N
     assert "initial_epoch=3" in run.told[0]
 
 
-def test_script_that_says_the_same_is_told_nothing(run: Run) -> None:
-    run.save(4, {"first epoch": 3})
+@pytest.mark.parametrize(
+    ("step", "cursor", "stage"),
+    [
+        (None, {}, Stage()),
+        (4, {"first epoch": 3}, Stage()),
+        (14, {"stage": 2}, SECOND),
+        (14, {"first epoch": 0}, SECOND),
+        (10, {"first epoch": 0, "stage": 2}, SECOND),
+    ],
+    ids=["none", "says the same", "does not tell", "of the training before", "of its end"],
+)
+def test_checkpoint_that_tells_nothing_else_leaves_the_word_to_the_script(
+    run: Run, step: int | None, cursor: dict[str, object], stage: Stage
+) -> None:
+    if step is not None:
+        run.save(step, cursor)
 
-    assert as_begun(LATER, run.stages(Stage())) is LATER
+    assert as_begun(LATER, run.stages(stage)) is LATER
     assert run.told == []
-
-
-UNKNOWN: dict[str, dict[str, object]] = {
-    "it was saved by an older version": {"stage": 2},
-    "it belongs to the training before": {"first epoch": 0},
-}
-
-
-@pytest.mark.parametrize("cursor", UNKNOWN.values(), ids=UNKNOWN)
-def test_checkpoint_that_does_not_tell_changes_nothing(run: Run, cursor: dict[str, object]) -> None:
-    run.save(14, cursor)
-
-    assert as_begun(LATER, run.stages(SECOND)) is LATER
-
-
-def test_checkpoints_of_earlier_trainings_are_not_asked(run: Run) -> None:
-    run.save(10, {"first epoch": 0, "stage": 2})
-
-    assert as_begun(LATER, run.stages(SECOND)) is LATER
 
 
 def _without_manifest(step: Path) -> None:
@@ -102,13 +92,6 @@ def test_damaged_checkpoint_leaves_the_word_to_an_older_one(
     damage(run.save(6, {"first epoch": 2}))
 
     assert as_begun(LATER, run.stages(Stage())).initial_epoch == 0
-
-
-@pytest.mark.parametrize(
-    ("verbose", "shown"), [("auto", 1), (0, 0), (1, 1), (2, 2), (True, 1), (False, 0)]
-)
-def test_verbose_is_keras_own(verbose: object, shown: int) -> None:
-    assert FitCall(verbose=verbose).shown == shown
 
 
 @pytest.mark.parametrize(

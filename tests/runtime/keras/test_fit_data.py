@@ -25,20 +25,38 @@ ALL = np.arange(10)
 
 
 def test_last_part_is_held_out() -> None:
-    data = data_of(FitCall({"a": X, "b": Y}, Y, validation_split=0.25))
+    arrays = data_of(FitCall({"a": X, "b": Y}, Y, validation_split=0.25))
+    numbered = data_of(FitCall(_Numbered(10), validation_split=0.25, class_weight={1: 5.0}))
 
-    assert data.validation is not None
-    assert (len(data.training), len(data.validation)) == (7, 3)  # floor(10 * 0.75)
-    x, y = data.validation.read(np.arange(3))
+    assert arrays.validation is not None
+    assert numbered.validation is not None
+    x, y = arrays.validation.read(np.arange(3))
     np.testing.assert_array_equal(x["a"], X[7:])
     np.testing.assert_array_equal(y, Y[7:])
+    np.testing.assert_array_equal(numbered.validation.read(np.array([2, 0]))[0], [[9], [7]])
+    np.testing.assert_array_equal(numbered.training.read(np.array([4, 5]))[2], [5, 1])
+    assert len(numbered.validation.read(np.arange(3))) == 2  # classes do not weigh there
 
 
-def test_given_validation_data_counts_more_than_a_split() -> None:
-    data = data_of(FitCall(X, Y, validation_split=0.5, validation_data=(X[:4], Y[:4])))
+@pytest.mark.parametrize(
+    ("arguments", "sizes"),
+    [
+        ({"validation_split": 0.25}, (7, 3)),  # floor(10 * 0.75)
+        ({"validation_split": 0.01}, (9, 1)),
+        ({"validation_split": 0.5, "validation_data": (X[:4], Y[:4])}, (10, 4)),
+        ({"validation_data": (X,)}, (10, 10)),
+        ({"validation_data": [X, Y]}, (10, 10)),
+        ({"validation_data": (X, Y, ALL)}, (10, 10)),
+    ],
+)
+def test_samples_that_train_and_validate_are_counted(
+    arguments: dict[str, Any], sizes: tuple[int, int]
+) -> None:
+    for call in (FitCall(X, Y, **arguments), FitCall(_Numbered(10), **arguments)):
+        data = data_of(call)
 
-    assert data.validation is not None
-    assert (len(data.training), len(data.validation)) == (10, 4)
+        assert data.validation is not None
+        assert (len(data.training), len(data.validation)) == sizes
 
 
 def test_weights_of_samples_are_split_and_read_with_them() -> None:
@@ -56,13 +74,6 @@ def test_class_weight_weighs_each_sample_by_its_class(targets: Any) -> None:
     np.testing.assert_array_equal(data.training.read(ALL)[2], [2, 1, 0.5, 2, 1, 0.5, 2, 1, 0.5, 2])
 
 
-def test_class_weight_does_not_weigh_validation() -> None:
-    data = data_of(FitCall(X, Y, class_weight={0: 2.0}, validation_split=0.5))
-
-    assert data.validation is not None
-    assert len(data.validation.read(np.arange(3))) == 2
-
-
 @pytest.mark.parametrize(
     ("y", "weights", "said"),
     [(Y, ALL, "class_weight and sample_weight"), ((Y, Y), None, "one array of targets, got 2")],
@@ -72,29 +83,28 @@ def test_class_weight_that_is_not_clear_is_refused(y: Any, weights: Any, said: s
         weights_of_classes(y, weights, {0: 1.0})
 
 
-@pytest.mark.parametrize("share", [0.99, 1.0])
-def test_split_that_leaves_nothing_is_refused(share: float) -> None:
-    with pytest.raises(ProgramError, match=f"validation_split={share}"):
-        data_of(FitCall(X[:5], Y[:5], validation_split=share))
+@pytest.mark.parametrize("share", [0.96, 1.0])
+def test_split_that_leaves_nothing_is_refused_with_both_numbers(share: float) -> None:
+    for x, y in ((X, Y), (_Numbered(10), None)):
+        with pytest.raises(ProgramError, match=rf"{share}\) leaves 0 of 10 samples for tr"):
+            data_of(FitCall(x, y, validation_split=share))
 
 
 @pytest.mark.parametrize(
-    ("call", "batch", "validation_batch"),
+    ("call", "samples", "batch", "validation_batch"),
     [
-        (FitCall(X), 32, 32),
-        (FitCall(X, batch_size=8), 8, 8),
-        (FitCall(X, batch_size=8, validation_batch_size=3), 8, 3),
-        (FitCall(X, steps_per_epoch=3, validation_steps=4), 4, 2),
+        (FitCall(X), 10, 32, 32),
+        (FitCall(X, batch_size=8), 10, 8, 8),
+        (FitCall(X, batch_size=8, validation_batch_size=3), 10, 8, 3),
+        (FitCall(X, steps_per_epoch=3, validation_steps=4), 10, 4, 3),
+        (FitCall(None, steps_per_epoch=3, validation_steps=4), 0, 32, 32),
     ],
+    ids=["default", "one size", "two sizes", "steps", "steps of a pipeline"],
 )
-def test_batches_are_those_of_keras(call: FitCall, batch: int, validation_batch: int) -> None:
-    assert (call.global_batch(10), call.validation_batch(7)) == (batch, validation_batch)
-
-
-def test_steps_of_a_pipeline_divide_nothing() -> None:
-    call = FitCall(None, steps_per_epoch=3, validation_steps=4)
-
-    assert (call.global_batch(0), call.validation_batch(0)) == (32, 32)
+def test_batches_are_those_of_keras(
+    call: FitCall, samples: int, batch: int, validation_batch: int
+) -> None:
+    assert (call.global_batch(samples), call.validation_batch(samples)) == (batch, validation_batch)
 
 
 def test_epochs_begin_with_the_initial_one() -> None:
@@ -119,16 +129,13 @@ def test_validation_takes_the_first_steps(steps: int, samples: int) -> None:
     np.testing.assert_array_equal(data.validation.read(np.array([2]))[0], X[2:3])
 
 
-def test_no_steps_are_refused() -> None:
+def test_steps_of_larger_batches_are_fewer_and_none_is_refused() -> None:
+    assert FitCall(X).steps_of_samples(2) is None
+    assert FitCall(X, steps_per_epoch=5).steps_of_samples(2) == 3
     with pytest.raises(ProgramError, match=r"validation_steps=0.: give at least 1"):
         data_of(FitCall(X, Y, validation_data=(X, Y), validation_steps=0))
     with pytest.raises(ProgramError, match=r"steps_per_epoch=0.: give at least 1"):
         FitCall(X, Y, steps_per_epoch=0).steps_of_samples(1)
-
-
-def test_steps_of_larger_batches_are_fewer() -> None:
-    assert FitCall(X).steps_of_samples(2) is None
-    assert FitCall(X, steps_per_epoch=5).steps_of_samples(2) == 3
 
 
 class _Numbered:
@@ -150,15 +157,6 @@ def test_data_take_the_place_of_arrays() -> None:
     data = data_of(FitCall(training, validation_data=validation))
 
     assert (data.training, data.validation) == (training, validation)
-
-
-def test_last_part_of_data_is_held_out() -> None:
-    data = data_of(FitCall(_Numbered(10), validation_split=0.25, class_weight={1: 5.0}))
-
-    assert data.validation is not None
-    assert (len(data.training), len(data.validation)) == (7, 3)
-    np.testing.assert_array_equal(data.validation.read(np.array([2, 0]))[0], [[9], [7]])
-    np.testing.assert_array_equal(data.training.read(np.array([4, 5]))[2], [5, 1])
 
 
 def test_fingerprint_of_a_part_tells_the_part_and_the_weights() -> None:
@@ -190,14 +188,6 @@ def test_validation_data_of_another_kind_are_refused(given: Any, kind: str) -> N
         data_of(FitCall(X, Y, validation_data=given))
 
 
-@pytest.mark.parametrize("given", [(X,), [X, Y], (X, Y, ALL)], ids=["x", "list", "weights"])
-def test_validation_data_have_up_to_three_parts(given: Any) -> None:
-    data = data_of(FitCall(X, Y, validation_data=given))
-
-    assert data.validation is not None
-    assert len(data.validation) == 10
-
-
 @pytest.mark.parametrize("steps", [None, 1, 9])
 def test_steps_of_validation_hold_for_all_kinds_of_validation_data(steps: int | None) -> None:
     calls = (
@@ -209,18 +199,6 @@ def test_steps_of_validation_hold_for_all_kinds_of_validation_data(steps: int | 
     sizes = [len(found) for call in calls if (found := data_of(call).validation) is not None]
 
     assert sizes == [2 if steps == 1 else 5] * 3
-
-
-def test_split_of_data_that_leaves_nothing_is_refused_with_both_numbers() -> None:
-    with pytest.raises(ProgramError, match="leaves 0 of 10 samples for training and 10 for valid"):
-        data_of(FitCall(_Numbered(10), validation_split=0.96))
-
-
-def test_share_of_less_than_a_sample_holds_one_out() -> None:
-    data = data_of(FitCall(_Numbered(10), validation_split=0.01))
-
-    assert data.validation is not None
-    assert (len(data.training), len(data.validation)) == (9, 1)
 
 
 def feed(*values: int) -> Feed:

@@ -116,14 +116,15 @@ def test_variables_that_only_graphs_read_have_names_in_the_order_of_reading() ->
     assert found.unkept_of_graphs() == ["table (80000 bytes)"]
 
 
-def test_variable_of_another_shape_begins_as_the_script_makes_it() -> None:
+@pytest.mark.parametrize("other", [[2.0, 2.0], [2]], ids=["shape", "type"])
+def test_variable_of_another_kind_begins_as_the_script_makes_it(other: list[Any]) -> None:
     import tensorflow as tf
 
-    before, now = callback(rate=tf.Variable([1.0])), callback(rate=tf.Variable([2.0, 2.0]))
+    before, now = callback(rate=tf.Variable([1.0])), callback(rate=tf.Variable(other))
 
     held(now).restore(held(before).notes())
 
-    assert now.rate.numpy().tolist() == [2.0, 2.0]
+    assert now.rate.numpy().tolist() == other
 
 
 def test_variable_that_two_callbacks_hold_is_kept_once() -> None:
@@ -152,16 +153,6 @@ def test_generators_go_on_and_text_is_left_to_the_script() -> None:
     assert list(notes) == ["Callback-1.dice/0", "Callback-1.seeds/0"]
     assert other.dice.normal([3]).numpy().tolist() == one.dice.normal([3]).numpy().tolist()
     assert np.asarray(other.seeds[0].state).tolist() == np.asarray(one.seeds[0].state).tolist()
-
-
-def test_variable_of_another_type_begins_as_the_script_makes_it() -> None:
-    import tensorflow as tf
-
-    before, now = callback(rate=tf.Variable([1.0])), callback(rate=tf.Variable([2]))
-
-    held(now).restore(held(before).notes())
-
-    assert now.rate.numpy().tolist() == [2]
 
 
 def test_values_of_metrics_are_put_back_but_for_large_ones() -> None:

@@ -203,15 +203,6 @@ def test_epochs_that_are_less_than_a_pass_are_explained(
     assert job.work_plan.cuts_passes
 
 
-@pytest.mark.parametrize(("batch", "idle"), [(2, "leaves 2 of 4 workers"), (4, None)])
-def test_batches_of_few_samples_are_told(training: Training, batch: int, idle: str | None) -> None:
-    made = training(FitCall(X, X, batch), workers=(0, 1, 2, 3), microbatches=4)
-
-    advice = made._few_samples(job_of(made), made._stages.context)
-
-    assert (advice is None) if idle is None else (idle in advice)
-
-
 def test_nobody_counts_the_samples_of_a_pipeline(training: Training) -> None:
     made = training(FitCall(pipeline()), workers=(0, 1, 2, 3), microbatches=4)
 
@@ -271,29 +262,19 @@ def test_rate_of_a_variable_is_scaled_in_updates_only() -> None:
     assert "apply" not in vars(optimizer)
 
 
-def test_schedule_goes_on_beneath_the_scale() -> None:
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_schedule_goes_on_beneath_the_scale_also_within_mixed_precision(*, is_mixed: bool) -> None:
     import keras
 
     from holdfast.runtime.keras.keras_fit import ScaledRate
 
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [1.0, 0.1])
     optimizer = keras.optimizers.SGD(schedule)
-    ScaledRate(optimizer, SCALE)
+    ScaledRate(keras.optimizers.LossScaleOptimizer(optimizer) if is_mixed else optimizer, SCALE)
 
     rates = [1.0, 1.0, 1.0, 0.1, 0.1, 0.1]
     expected = [rate * factor for rate, factor in zip(rates, FACTORS, strict=True)]
     assert moved(optimizer, 6) == pytest.approx(expected, rel=1e-5)
-
-
-def test_optimizer_of_mixed_precision_is_scaled_inside() -> None:
-    import keras
-
-    from holdfast.runtime.keras.keras_fit import ScaledRate
-
-    inner = keras.optimizers.SGD(0.5)
-    ScaledRate(keras.optimizers.LossScaleOptimizer(inner), SCALE)
-
-    assert moved(inner, 2) == pytest.approx([0.5, 1.0])
 
 
 ONES = np.ones((4, 2), "float32")

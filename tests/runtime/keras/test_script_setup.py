@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import linecache
 import os
 import pkgutil
 import random
@@ -380,29 +379,6 @@ def test_function_is_translated_without_a_file(
         absolute(tf.constant([1.0, -2.0]))
 
 
-def test_lines_of_a_file_that_is_removed_stay_where_python_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generated = tmp_path / "generated.py"
-
-    def load_source(source: str, *, deletes: bool) -> Any:
-        generated.write_text(source)
-        return SimpleNamespace(deletes=deletes), str(generated)
-
-    loader: Any = SimpleNamespace(load_source=load_source)
-    monkeypatch.setitem(sys.modules, LOADER, loader)
-    monkeypatch.setattr(linecache, "cache", {})
-    keep_in_memory()
-
-    module, path = loader.load_source("first = 1\nsecond = 2\n", deletes=True)
-    linecache.checkcache()
-
-    assert (module.deletes, path) == (True, str(generated))
-    assert not generated.exists()
-    lines = [linecache.getline(path, number) for number in (1, 2, 3)]
-    assert lines == ["first = 1\n", "second = 2\n", ""]
-
-
 def test_another_release_of_tensorflow_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, LOADER, raising=False)
 
@@ -411,44 +387,27 @@ def test_another_release_of_tensorflow_is_left_alone(monkeypatch: pytest.MonkeyP
     assert LOADER not in sys.modules
 
 
-def test_scope_of_each_strategy_gives_the_strategy_and_is_told() -> None:
-    class Strategy:
-        def scope(self) -> None:
-            raise AssertionError("TensorFlow's own scope was entered")
-
-    class MirroredStrategy(Strategy):
-        pass
-
-    class _Default(Strategy):
-        pass
-
-    told: list[str] = []
-    leave_out(Strategy, told.append)
-    strategy = MirroredStrategy()
-
-    with strategy.scope() as entered:  # type: ignore[func-returns-value]
-        assert entered is strategy
-
-    with pytest.raises(AssertionError, match="own scope was entered"):
-        _Default().scope()
-    assert len(told) == 1
-    assert told[0].startswith("the scope of MirroredStrategy is left out")
-
-
 @pytest.mark.tensorflow
-def test_variables_within_a_scope_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_within_a_scope_are_plain_and_that_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import tensorflow as tf
 
+    told: list[str] = []
     monkeypatch.setattr(tf.distribute.Strategy, "scope", tf.distribute.Strategy.scope)
-    leave_out(tf.distribute.Strategy, lambda text: None)
+    leave_out(tf.distribute.Strategy, told.append)
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
 
-    with strategy.scope():
+    with strategy.scope() as entered:
         variable = tf.Variable(3.0)
+    with tf.distribute.get_strategy().scope():  # TensorFlow's own, for scripts that have none
+        assert entered is strategy
 
     assert type(variable).__name__ == "ResourceVariable"
     assert tf.distribute.has_strategy() is False
     assert float(strategy.run(lambda: variable * 2)) == 6.0
+    assert len(set(told)) == 1
+    assert told[0].startswith("the scope of MirroredStrategy is left out")
 
 
 @pytest.mark.tensorflow
@@ -523,21 +482,6 @@ def test_fits_before_the_one_that_is_wanted_give_an_empty_history() -> None:
     assert refusal.training is not None
     assert refusal.training.model is second
     assert all(map(np.array_equal, before, first.get_weights()))
-
-
-@pytest.mark.tensorflow
-def test_fit_without_an_epoch_is_no_training() -> None:
-    from holdfast.runtime.keras import keras_fit
-    from holdfast.runtime.keras.script_setup import model_only
-
-    told: list[str] = []
-    with pytest.MonkeyPatch.context() as patch, model_only() as refusal:
-        stages = SimpleNamespace(context=SimpleNamespace(notify=told.append))
-        patch.setattr(keras_fit, "stages_of_script", lambda: stages)
-        one_layer().fit(X, X, epochs=0)
-
-    assert refusal.trainings == []
-    assert len(told) == 1
 
 
 @pytest.mark.tensorflow

@@ -440,54 +440,34 @@ def picture(folder: Path) -> dict[str, tuple[object, ...]]:
 
 def guarded_files(tmp_path: Path, *, is_first: bool) -> Overlay:
     scratch = tmp_path / "scratch"
-    scratch.mkdir()
+    scratch.mkdir(parents=True)
     return Overlay(is_first, lambda: scratch, lambda text: None)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_change_is_made_by_the_first_worker_or_by_the_next_one(
+def test_change_is_made_once_by_the_first_worker_or_by_the_next_one(
     tmp_path: Path, change: Callable[[Path], object]
 ) -> None:
-    plain, folder = make(tmp_path / "plain"), make(tmp_path / "folder")
-    before = picture(folder)
-    here = guarded_files(tmp_path, is_first=False)
+    plain, before = make(tmp_path / "plain"), picture(make(tmp_path / "before"))
     change(plain)
 
-    with guarding(here):
-        change(folder)
+    def made(name: str, *, is_first: bool, is_agreed: bool = False) -> list[object]:
+        """Return what is there after the hook, and after its worker has become the first one."""
+        folder = make(tmp_path / name)
+        here = guarded_files(tmp_path / f"of {name}", is_first=is_first)
+        with guarding(here):
+            change(folder)
+        found = [picture(folder)]
+        if is_agreed:
+            here.agreed({})
+        here.take_over()
+        return [*found, picture(folder)]
 
-    assert picture(folder) == before
-    here.take_over()
-    assert picture(folder) == picture(plain) != before
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_first_worker_makes_each_change_at_once(
-    tmp_path: Path, change: Callable[[Path], object]
-) -> None:
-    plain, folder = make(tmp_path / "plain"), make(tmp_path / "folder")
-    change(plain)
-
-    with guarding(guarded_files(tmp_path, is_first=True)):
-        change(folder)
-
-    assert picture(folder) == picture(plain)
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_change_that_was_agreed_on_is_not_made_again(
-    tmp_path: Path, change: Callable[[Path], object]
-) -> None:
-    folder = make(tmp_path / "folder")
-    before = picture(folder)
-    here = guarded_files(tmp_path, is_first=False)
-    with guarding(here):
-        change(folder)
-
-    here.agreed({})
-    here.take_over()
-
-    assert picture(folder) == before
+    after = picture(plain)
+    assert after != before
+    assert made("first", is_first=True) == [after, after]
+    assert made("next", is_first=False) == [before, after]
+    assert made("other", is_first=False, is_agreed=True) == [before, before]
 
 
 def test_file_that_the_first_worker_has_removed_already_is_no_error_for_the_next_one(
@@ -507,26 +487,15 @@ def test_file_that_the_first_worker_has_removed_already_is_no_error_for_the_next
     assert not (folder / "other").exists()
 
 
-def test_file_that_is_written_and_removed_in_one_round_never_appears(tmp_path: Path) -> None:
-    folder = make(tmp_path / "folder")
-    before = picture(folder)
-    here = guarded_files(tmp_path, is_first=False)
-    with guarding(here):
-        (folder / "draft").write_text("draft")
-        os.remove(folder / "draft")
-
-    here.take_over()
-
-    assert picture(folder) == before
-
-
-def test_file_that_is_written_and_moved_in_one_round_appears_where_it_was_moved_to(
+def test_file_that_is_written_and_removed_or_moved_in_one_round_is_what_it_is_then(
     tmp_path: Path,
 ) -> None:
     folder = make(tmp_path / "folder")
     here = guarded_files(tmp_path, is_first=False)
     with guarding(here):
-        (folder / "draft").write_text("draft")
+        for name in ("removed", "draft"):
+            (folder / name).write_text(name)
+        os.remove(folder / "removed")
         os.rename(folder / "draft", folder / "deeper")
         assert (folder / "deeper").read_text() == "draft"
 
@@ -534,6 +503,7 @@ def test_file_that_is_written_and_moved_in_one_round_appears_where_it_was_moved_
 
     assert (folder / "deeper").read_text() == "draft"
     assert not (folder / "draft").exists()
+    assert not (folder / "removed").exists()
 
 
 def test_file_that_is_gone_is_an_error_unless_a_lost_launch_may_have_removed_it(
