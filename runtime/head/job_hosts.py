@@ -179,8 +179,7 @@ class JobHosts:
             self._agent.tell(HostBack(name, self._slots))
 
     def _start(self, name: str) -> None:
-        from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost
-        from holdfast.runtime.hosts.remote_shell import RemoteShell
+        from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost, RemoteShell
         from holdfast.runtime.hosts.wire import Greeting
 
         options = self._job.config.options

@@ -34,7 +34,6 @@ from holdfast.recovery.event import (
     AbandonLaunch,
     AskToSave,
     AskToStop,
-    Event,
     KillLaunch,
     LaunchEnded,
     Renew,
@@ -42,7 +41,7 @@ from holdfast.recovery.event import (
 )
 from holdfast.recovery.launch import KILLED_WITH_ITS_LAUNCH
 from holdfast.runtime.host.host import Host, LocalHost
-from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder, News, Order
+from holdfast.runtime.host.host_messages import LaunchOrder, News, Order
 from holdfast.runtime.host.hosted_launch import HostedLaunch
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedWorker
 from holdfast.runtime.host.limits import HostLimits, HostWatch
@@ -50,7 +49,6 @@ from holdfast.runtime.host.mpi_host import MpiHost
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.peers import StoppedProcesses
 from holdfast.runtime.host.pool_process import PoolStart
-from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import OutputDropped, Paused
 from holdfast.runtime.system.channel import FDS, Channel, Listener, Message
 from holdfast.runtime.system.codec import WrongValue
@@ -99,69 +97,6 @@ class Visitor:
         self.on_end()
 
 
-@dataclass(eq=False, slots=True)
-class Orders:
-    """Carries out the orders of the head."""
-
-    workers: HostedLaunch
-    mpi: MpiHost
-    tell: Callable[[Event], None]
-    watch: HostWatch
-    socket: Path
-    launch: WorkerConfig | None = None
-    """The newest."""
-
-    def obey(self, order: Order) -> None:
-        """Carry out one order.
-
-        Raises:
-            JobError, KeyError, ValueError: it makes no sense; nothing was done.
-        """
-        match order:
-            case LaunchOrder():
-                self._begin(order.config, order.mpi)
-            case KillLaunch(_, is_urgent):
-                self.workers.kill_all(KILLED_WITH_ITS_LAUNCH, is_urgent=is_urgent)
-                self.mpi.kill()
-            case AbandonLaunch(reason):
-                self._abandon(reason)
-            case AskToSave():
-                self.workers.ask_all(RequestFlag.SAVE)
-            case AskToStop():
-                self.workers.stop_all()
-            case Renew():  # an order to stop would end the job
-                self.workers.ask_all(RequestFlag.STOP)
-
-    def _begin(self, launch: WorkerConfig, order: MpiOrder | None) -> None:
-        self.launch = launch
-        self.watch.begin(len(launch.workers))
-        try:
-            self.workers.begin(launch)
-        except OSError as error:
-            self.workers.kill_all("its launch cannot begin")
-            self._give_up(f"{len(launch.workers)} workers cannot be made: {error}")
-            return
-        if order is not None:
-            self._start_mpi(launch, order)
-
-    def _start_mpi(self, launch: WorkerConfig, order: MpiOrder) -> None:
-        ranks = len(launch.workers)
-        try:
-            self.mpi.begin(launch.generation, order, ranks, self.socket)
-        except OSError as error:
-            self._give_up(f"{order.mpiexec} cannot be started: {error}")
-
-    def _give_up(self, words: str) -> None:
-        self.tell(LaunchEnded(words and f"mpiexec started no worker: {words}"))
-
-    def _abandon(self, reason: str) -> None:
-        """Give a launch up whose processes do not even end when they are killed."""
-        self.workers.abandon(reason)
-        self.mpi.abandon()
-        if self.launch is not None:
-            self._give_up("")
-
-
 class Agent:
     """The processes of this host, the connections to them, and what has happened to them.
 
@@ -207,7 +142,7 @@ class Agent:
         )
         self._mpi = MpiHost(self.reactor, self.tell, settings.directory)
         self._stopped = StoppedProcesses(settings.heartbeat_timeout_s)
-        self._orders = Orders(self.launch, self._mpi, self.tell, self._watch, self.socket)
+        self._has_launched = False
 
     @property
     def socket(self) -> Path:
@@ -224,7 +159,41 @@ class Agent:
     def obey(self, order: Order) -> None:
         """Carry out an order of the head."""
         self._keep_directory()
-        self._orders.obey(order)
+        match order:
+            case LaunchOrder():
+                self._begin(order)
+            case KillLaunch(_, is_urgent):
+                self.launch.kill_all(KILLED_WITH_ITS_LAUNCH, is_urgent=is_urgent)
+                self._mpi.kill()
+            case AbandonLaunch(reason):  # its processes do not even end when they are killed
+                self.launch.abandon(reason)
+                self._mpi.abandon()
+                if self._has_launched:
+                    self.tell(LaunchEnded())
+            case AskToSave():
+                self.launch.ask_all(RequestFlag.SAVE)
+            case AskToStop():
+                self.launch.stop_all()
+            case Renew():  # an order to stop would end the job
+                self.launch.ask_all(RequestFlag.STOP)
+
+    def _begin(self, order: LaunchOrder) -> None:
+        """Let a launch begin; one that the system has nothing to spare for has ended."""
+        ranks = len(order.config.workers)
+        self._has_launched = True
+        self._watch.begin(ranks)
+        what = f"{ranks} workers cannot be made"
+        try:
+            try:
+                self.launch.begin(order.config)
+            except OSError:
+                self.launch.kill_all("its launch cannot begin")
+                raise
+            if order.mpi is not None:
+                what = f"{order.mpi.mpiexec} cannot be started"
+                self._mpi.begin(order.config.generation, order.mpi, ranks, self.socket)
+        except OSError as error:
+            self.tell(LaunchEnded(f"mpiexec started no worker: {what}: {error}"))
 
     def turn(self) -> float:
         """Wait until something happens or is due, and see to it; return the time then."""

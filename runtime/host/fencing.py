@@ -2,7 +2,7 @@
 
 | what | who is killed |
 |---|---|
-| silent | a worker whose counter stands still (`silence`, on its host) |
+| silent | a worker whose counter stands still (`worker_process`, on its host) |
 | stalled | all workers, which wait for each other, since MPI has lost a death, or for a disk |
 | overdue | a worker for which all others wait; it is told of at half of the limit |
 
@@ -28,7 +28,7 @@ from holdfast.recovery.stall import OverdueDetector, Standstill, Turn, WorkerPac
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Found, HostLink, Inquire
 from holdfast.runtime.host.hosted_worker import HostedWorker
-from holdfast.runtime.host.silence import STARTING_TIMEOUT_S
+from holdfast.runtime.host.worker_process import STARTING_TIMEOUT_S
 from holdfast.runtime.run.events import Stalled, Suspected, WorkerFenced
 from holdfast.runtime.system.worker_status import Phase
 

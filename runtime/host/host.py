@@ -29,8 +29,7 @@ from holdfast.runtime.host.limits import HostLimits
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pairs import Ways
 from holdfast.runtime.host.pool_process import Forked, ForkFailed, LetBegin, PoolStart, WarmPool
-from holdfast.runtime.host.silence import SilenceWatch
-from holdfast.runtime.host.worker_process import WorkerProcess
+from holdfast.runtime.host.worker_process import SilenceWatch, WorkerProcess
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.journal import Records

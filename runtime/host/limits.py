@@ -22,8 +22,8 @@ Everything is read below a root directory, so tests can make a host of files.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.recovery.event import Event, WorkerExited
@@ -193,69 +193,10 @@ def _read_fields(path: Path) -> dict[str, int]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class OomWitness:
-    """The counter at the last look, and the kills that no death was explained with.
-
-    Args:
-        count: what the counter showed at the last look; None before the first one.
-    """
-
-    count: int | None = None
-    unclaimed: tuple[float, ...] = ()
-
-    def observe(self, count: int | None, now: float) -> OomWitness:
-        """Return the witness after the counter has shown ``count`` at ``now``.
-
-        A count that could not be read, None, tells nothing.
-        """
-        if count is None:
-            return self
-        before = count if self.count is None else self.count
-        fresh = tuple(at for at in self.unclaimed if now - at <= _CLAIMED_WITHIN_S)
-        return OomWitness(count, fresh + (now,) * max(0, count - before))
-
-    def claim(self) -> OomWitness | None:
-        """Return the witness after one kill has explained a death; None if there is no kill."""
-        return replace(self, unclaimed=self.unclaimed[1:]) if self.unclaimed else None
-
-
-@dataclass(frozen=True, slots=True)
-class Fullness:
-    """The uses that were told to be above 90 %; each look makes a new one.
-
-    A use is told again only after it has been below 80 %.
-    """
-
-    news: tuple[Usage, ...] = ()
-    _told: frozenset[tuple[Resource, str]] = frozenset()
-
-    def observe(self, usages: Iterable[Usage]) -> Fullness:
-        """Return the fullness after a look at all ``usages``; ``news`` are those to be told."""
-        looked_at = list(usages)
-        roomy = {_key(usage) for usage in looked_at if usage.share < _ROOMY_AGAIN}
-        told = self._told - roomy
-        news = tuple(u for u in looked_at if u.share > _FULL and _key(u) not in told)
-        return Fullness(news, told | {_key(usage) for usage in news})
-
-
-def _key(usage: Usage) -> tuple[Resource, str]:
-    return usage.resource, usage.place
-
-
 def needed(resource: Resource, workers: int) -> int:
     """Return how much of ``resource`` a launch of ``workers`` takes at least."""
     base, each = _NEEDS[resource]
     return base + each * workers
-
-
-def find_too_small(usages: Iterable[Usage], workers: int) -> list[Usage]:
-    """Return the limits that leave too little for ``workers``."""
-    return [
-        usage
-        for usage in usages
-        if usage.resource in _NEEDS and usage.free < needed(usage.resource, workers)
-    ]
 
 
 class HostWatch:
@@ -274,21 +215,26 @@ class HostWatch:
         self._tell = tell
         self._ask_for_save = ask_for_save
         self._looked_at = float("-inf")
-        self._fullness = Fullness()
+        self._full: set[tuple[Resource, str]] = set()
+        """What was told to be above 90 %; it is told again only after it has been below 80 %."""
         self._memory: list[Usage] = []
         self._has_checked = False
-        self._witness = OomWitness()
+        self._kills: int | None = None
+        """What the counter of victims showed at the last look."""
+        self._unclaimed: list[float] = []
+        """When kills were seen that no death was explained with."""
 
     def begin(self, workers: int) -> None:
         """Take note that a launch begins; the first one is told which limits are too small."""
-        self._witness = OomWitness().observe(self._limits.oom_kills(), witnessed_s())
+        self._kills, self._unclaimed = self._limits.oom_kills(), []
         if self._has_checked:
             return
         self._has_checked = True
         usages = [*self._limits.shared_memory(), *self._limits.processes(), *_files_of_agent()]
         usages += _processes_of_user()
-        for usage in find_too_small(usages, workers):
-            self._say(usage, describe_need(usage, workers))
+        for usage in usages:
+            if usage.free < needed(usage.resource, workers):
+                self._say(usage, describe_need(usage, workers))
 
     def poll(self, now: float, *, has_workers: bool) -> None:
         """Look once, if the last look was long enough ago, and tell what is new.
@@ -298,29 +244,40 @@ class HostWatch:
         if now - self._looked_at < LOOK_EVERY_S or not has_workers:
             return
         self._looked_at = now
-        self._witness = self._witness.observe(self._limits.oom_kills(), now)
+        self._count_kills(now)
         self._memory = self._limits.memory()
-        usages = [*self._memory, *self._limits.shared_memory()]
-        self._fullness = self._fullness.observe(usages)
-        for usage in self._fullness.news:
-            self._ask_for_save()
-            self._say(usage, describe_fullness(usage))
+        for usage in [*self._memory, *self._limits.shared_memory()]:
+            key = usage.resource, usage.place
+            if usage.share < _ROOMY_AGAIN:
+                self._full.discard(key)
+            elif usage.share > _FULL and key not in self._full:
+                self._full.add(key)
+                self._ask_for_save()
+                self._say(usage, describe_fullness(usage))
 
     def explained(self, event: WorkerExited) -> WorkerExited:
         """Return the end of a worker; a death by the OOM killer gets its cause and figures."""
         if event.cause != _NOT_OURS:
             return event
-        self._witness = self._witness.observe(self._limits.oom_kills(), witnessed_s())
-        claimed = self._witness.claim()
-        if claimed is None:
+        self._count_kills(witnessed_s())
+        if not self._unclaimed:
             return event
-        self._witness = claimed
+        self._unclaimed.pop(0)
         limit = min(
             self._memory or self._limits.memory(), key=lambda usage: usage.free, default=None
         )
         is_certain = self._limits.counts_own_kills
         words = describe_oom_kill(limit, event.peak_bytes, is_certain=is_certain)
         return replace(event, cause=words)
+
+    def _count_kills(self, now: float) -> None:
+        """Take note of fresh kills; a counter that cannot be read for once tells nothing."""
+        count = self._limits.oom_kills()
+        if count is None:
+            return
+        fresh = 0 if self._kills is None else max(0, count - self._kills)
+        recent = [at for at in self._unclaimed if now - at <= _CLAIMED_WITHIN_S]
+        self._kills, self._unclaimed = count, recent + [now] * fresh
 
     def _say(self, usage: Usage, text: str) -> None:
         self._tell(Pressure(usage.resource.value, text, usage.place, usage.used, usage.limit))

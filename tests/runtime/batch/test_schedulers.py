@@ -26,7 +26,7 @@ from holdfast.runtime.batch.schedulers import (
     refuse_mpi_copies,
 )
 from holdfast.runtime.errors import ExitCode, UsageError
-from holdfast.runtime.hosts.remote_shell import RemoteShell
+from holdfast.runtime.hosts.remote_host import RemoteShell
 from holdfast.runtime.options.sources import Sources, build_options
 
 

@@ -144,13 +144,27 @@ def test_next_launch_ends_what_is_left_of_the_last(harness: AgentHarness) -> Non
     assert harness.wait_for("WorkerExited", generation=2)["is_clean"] is True
 
 
-@pytest.mark.parametrize(("what", "bits"), [("AskToSave", 1), ("AskToStop", 2)])
-def test_request_reaches_the_worker(harness: AgentHarness, what: str, bits: int) -> None:
+def test_launch_whose_mpiexec_cannot_be_started_has_ended(harness: AgentHarness) -> None:
+    (harness.directory / "agent" / "launch-1").mkdir()
+
+    harness.launch([0], mpi={"mpiexec": "/opt/mpiexec", "library": "Open MPI", "ulfm": True})
+
+    reason = harness.wait_for("LaunchEnded")["reason"]
+    assert reason.startswith("mpiexec started no worker: /opt/mpiexec cannot be started: ")
+
+
+@pytest.mark.parametrize(
+    ("what", "fields", "bits"),
+    [("AskToSave", {}, 1), ("AskToStop", {}, 2), ("Renew", {"reason": "2 are left"}, 2)],
+)
+def test_request_reaches_the_worker(
+    harness: AgentHarness, what: str, fields: dict[str, str], bits: int
+) -> None:
     harness.launch([0], "leave_when_asked")
     harness.guard(0)
     harness.wait_for_report(0, "joined")
 
-    harness.send(what)
+    harness.send(what, **fields)
 
     assert harness.wait_for_report(0, "asked")["requests"] == bits
 
@@ -498,7 +512,6 @@ def test_agent_hosts_more_workers_than_its_user_may_open_files_for(tmp_path: Pat
     assert_ended(*pids, *(guard.pid for guard in guards))
 
 
-@pytest.mark.extended  # a launch of many workers
 def test_launch_that_needs_more_files_than_there_may_be_ends_with_its_reason(
     tmp_path: Path,
 ) -> None:

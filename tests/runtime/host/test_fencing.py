@@ -10,10 +10,10 @@ import pytest
 
 from holdfast.recovery.event import Event, WorkInHand
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host import silence as module
+from holdfast.runtime.host import worker_process as module
 from holdfast.runtime.host.fencing import Fencing
 from holdfast.runtime.host.host_messages import Found, Inquire
-from holdfast.runtime.host.silence import SilenceWatch
+from holdfast.runtime.host.worker_process import SilenceWatch
 from holdfast.runtime.run.events import Stalled, Suspected, WorkerFenced
 from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 from holdfast.runtime.worker.stacks import MOST_S, Frame, Stacks, Thread

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 from fake_host import GIB, MIB, NO_LIMIT, FakeHost
-from hypothesis import given
-from hypothesis import strategies as st
 
 from holdfast.recovery.event import Event, WorkerExited
 from holdfast.recovery.world import WorkerId
@@ -17,16 +15,12 @@ from holdfast.runtime.host import limits as host_limits
 from holdfast.runtime.host.limits import (
     HOST,
     LOOK_EVERY_S,
-    Fullness,
     HostLimits,
     HostWatch,
-    OomWitness,
-    find_too_small,
-    needed,
 )
 from holdfast.runtime.run.events import Pressure
-from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.usage import Resource, Usage, find_levels, granted_cores
+from holdfast.runtime.system.witnessed_time import witnessed_s
 
 DIRECTORY = Path("/dev/shm/holdfast-1-x")
 DEATH = WorkerExited(WorkerId(1), "signal SIGKILL", peak_bytes=300 * MIB)
@@ -237,67 +231,6 @@ def test_this_host_has_limits(tmp_path: Path) -> None:
     assert limits.oom_kills() is not None
 
 
-def test_victim_that_was_none_of_ours_is_forgotten_after_a_minute() -> None:
-    assert OomWitness(0).observe(1, 1.0).observe(1, 62.0).claim() is None
-
-
-def test_count_that_cannot_be_read_for_once_changes_nothing() -> None:
-    """The next one that can be read is compared with the last one."""
-    witness = OomWitness().observe(None, 0.0).observe(5, 1.0).observe(None, 2.0)
-
-    assert witness.observe(5, 3.0).claim() is None
-    assert witness.observe(6, 3.0).claim() is not None
-
-
-def test_counter_that_begins_anew_explains_nothing() -> None:
-    """The job was moved to another group."""
-    assert OomWitness(5).observe(0, 1.0).claim() is None
-
-
-@given(st.lists(st.integers(0, 3), max_size=20), st.integers(0, 100))
-def test_no_more_deaths_are_explained_than_were_counted(fresh: list[int], before: int) -> None:
-    witness, count, explained = OomWitness(before), before, 0
-    for now, more in enumerate(fresh):
-        count += more
-        witness = witness.observe(count, float(now))
-        while (claimed := witness.claim()) is not None:
-            witness, explained = claimed, explained + 1
-
-    assert explained == count - before
-
-
-def memory(used: int, place: str = "the host") -> Usage:
-    return Usage(Resource.MEMORY, place, used, 100)
-
-
-@pytest.mark.parametrize(
-    ("uses", "told"),
-    [
-        ([10, 50, 90], []),
-        ([91], [91]),
-        ([91, 95, 100, 85, 99], [91]),
-        ([91, 79, 92], [91, 92]),
-        ([91, 80, 92], [91]),
-        ([100, 0, 100, 0], [100, 100]),
-    ],
-)
-def test_use_is_told_above_90_percent_and_again_after_it_was_below_80(
-    uses: list[int], told: list[int]
-) -> None:
-    fullness, news = Fullness(), []
-    for used in uses:
-        fullness = fullness.observe([memory(used)])
-        news += [usage.used for usage in fullness.news]
-
-    assert news == told
-
-
-def test_place_that_is_not_looked_at_for_once_is_not_told_again() -> None:
-    fullness = Fullness().observe([memory(95)]).observe([]).observe([memory(95)])
-
-    assert fullness.news == ()
-
-
 class Watched:
     """A watch over the workers of a host of files, in a group of 1 GiB."""
 
@@ -307,7 +240,6 @@ class Watched:
         self.use(500 * MIB)
         self.shared = (0, GIB)
         self.told: list[Event] = []
-        self.explained: list[WorkerExited] = []
         self.saves = 0
         self.files = {os.getpid(): (50, 1024)}
         self.has_workers = True
@@ -315,23 +247,30 @@ class Watched:
         limits = HostLimits(
             Path("/dev/shm/job"), root, lambda _: FakeHost.file_system(*self.shared)
         )
-        self.watch = HostWatch(limits, self._tell, self._save)
-        self._now = 100.0
+        self.watch = HostWatch(limits, self.told.append, self._save)
+        self.now = witnessed_s()
 
     def use(self, used: int) -> None:
         self.host.group_2("/job", used, GIB)
 
     def poll(self, times: int = 1) -> None:
         for _ in range(times):
-            self._now += LOOK_EVERY_S
-            self.watch.poll(self._now, has_workers=self.has_workers)
+            self.now += LOOK_EVERY_S
+            self.watch.poll(self.now, has_workers=self.has_workers)
 
-    def kill(self, times: int = 1) -> None:
-        """Count victims of the OOM killer."""
-        self.host.write("sys/fs/cgroup/job/memory.events.local", oom=9, oom_kill=times)
+    def count_kills(self, *counts: int | None) -> None:
+        """Let each look show such a count of victims of the OOM killer."""
+        for count in counts:
+            if count is None:
+                (self.host.root / "sys/fs/cgroup/job/memory.events.local").write_text("")
+            else:
+                self.host.write("sys/fs/cgroup/job/memory.events.local", oom=9, oom_kill=count)
+            self.poll()
 
-    def _tell(self, event: Message) -> None:
-        self.told.append(event)
+    def causes(self, *deaths: WorkerExited) -> list[bool]:
+        """Return of which deaths the OOM killer is the cause."""
+        explained = [self.watch.explained(death) for death in deaths]
+        return ["OOM killer" in death.cause for death in explained]
 
     def _save(self) -> None:
         self.saves += 1
@@ -364,40 +303,78 @@ def test_memory_that_is_nearly_full_is_told_once_and_saved_before(
     assert watched.saves == 1
 
 
+@pytest.mark.parametrize(
+    ("uses", "told"),
+    [
+        ([10, 50, 90], []),
+        ([91], [91]),
+        ([91, 95, 100, 85, 99], [91]),
+        ([91, 79, 92], [91, 92]),
+        ([91, 80, 92], [91]),
+        ([100, 0, 100, 0], [100, 100]),
+        ([95, None, 95], [95]),  # a file that cannot be read for once
+    ],
+)
+def test_use_is_told_above_90_percent_and_again_after_it_was_below_80(
+    watched: Watched, uses: list[int | None], told: list[int]
+) -> None:
+    for used in uses:
+        if used is None:
+            watched.host.write("sys/fs/cgroup/job/memory.current", "none")
+        else:
+            watched.host.group_2("/job", used * MIB, 100 * MIB)
+        watched.poll()
+
+    pressures = [event for event in watched.told if isinstance(event, Pressure)]
+    assert [event.used for event in pressures] == [used * MIB for used in told]
+    assert watched.saves == len(told)
+
+
 def test_death_with_a_counted_victim_is_the_oom_killers(watched: Watched) -> None:
-    watched.poll(3)
-    watched.kill()
+    watched.count_kills(0, 1)
 
-    watched.explained.append(watched.watch.explained(DEATH))
-    watched.explained.append(watched.watch.explained(DEATH))
+    death = watched.watch.explained(DEATH)
 
-    assert "killed by the kernel's OOM killer" in watched.explained[0].cause
-    assert "300 MiB resident" in watched.explained[0].cause
-    assert "/job has 1.0 GiB" in watched.explained[0].cause
-    assert watched.explained[1].cause == "signal SIGKILL"
+    assert "killed by the kernel's OOM killer" in death.cause
+    assert "300 MiB resident" in death.cause
+    assert "/job has 1.0 GiB" in death.cause
+
+
+@pytest.mark.parametrize(
+    ("counts", "explained"),
+    [
+        ((0, 1), 1),
+        ((0, 1, 3), 3),
+        ((5, 5), 0),
+        ((5, 6), 1),
+        ((None, 5, None), 0),
+        ((5, None, 6), 1),  # the next count that can be read is compared with the last one
+        ((5, 0), 0),  # the job was moved to another group
+        ((0, 1, *[1] * 31), 0),  # a victim that was none of ours is forgotten after a minute
+    ],
+)
+def test_no_more_deaths_are_explained_than_were_counted(
+    watched: Watched, counts: tuple[int | None, ...], explained: int
+) -> None:
+    watched.count_kills(*counts)
+
+    assert watched.causes(*[DEATH] * 4) == [True] * explained + [False] * (4 - explained)
 
 
 @pytest.mark.parametrize("cause", ["exit 1", "fenced after 3.00 s of silence", "guard lost"])
 def test_death_of_another_cause_keeps_it_and_the_victim_is_kept_for_another(
     watched: Watched, cause: str
 ) -> None:
-    watched.poll(3)
-    watched.kill()
+    watched.count_kills(0, 1)
 
-    watched.explained.append(watched.watch.explained(replace(DEATH, cause=cause)))
-    watched.explained.append(watched.watch.explained(DEATH))
-
-    assert watched.explained[0].cause == cause
-    assert "OOM killer" in watched.explained[1].cause
+    assert watched.causes(replace(DEATH, cause=cause), DEATH) == [False, True]
 
 
 def test_victims_of_before_a_launch_are_none_of_its_workers(watched: Watched) -> None:
-    watched.kill()
+    watched.count_kills(0, 1)
     watched.watch.begin(3)
 
-    watched.explained.append(watched.watch.explained(DEATH))
-
-    assert watched.explained == [DEATH]
+    assert watched.watch.explained(DEATH) == DEATH
 
 
 def test_limits_that_are_too_small_are_told_before_the_first_launch_only(
@@ -424,7 +401,7 @@ def test_looks_are_two_seconds_apart(watched: Watched) -> None:
     watched.use(950 * MIB)
 
     for _ in range(1000):
-        watched.watch.poll(106.0 + LOOK_EVERY_S / 2, has_workers=True)
+        watched.watch.poll(watched.now + LOOK_EVERY_S / 2, has_workers=True)
 
     assert watched.told == []
 
@@ -462,16 +439,6 @@ def test_death_by_the_oom_killer_has_figures(
     limit: Usage | None, resident: int | None, words: str, *, is_certain: bool
 ) -> None:
     assert host_limits.describe_oom_kill(limit, resident, is_certain=is_certain) == words
-
-
-@pytest.mark.parametrize("resource", [Resource.SHARED_MEMORY, Resource.PROCESSES, Resource.FILES])
-def test_limit_is_too_small_just_below_the_need(resource: Resource) -> None:
-    need = needed(resource, 8)
-    enough = Usage(resource, "here", 5, 5 + need)
-    too_small = Usage(resource, "there", 5, 4 + need)
-
-    assert find_too_small([enough, too_small], 8) == [too_small]
-    assert needed(resource, 9) > need
 
 
 def test_small_limit_is_told_with_need_and_remedy() -> None:

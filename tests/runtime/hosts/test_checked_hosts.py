@@ -26,7 +26,7 @@ from holdfast.runtime.hosts.checked_hosts import (
     unlike_devices,
     why_not_again,
 )
-from holdfast.runtime.hosts.remote_shell import RemoteShell
+from holdfast.runtime.hosts.remote_host import RemoteShell
 from holdfast.runtime.system.devices import Devices
 from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.own_process import answer_of, program_command

@@ -31,7 +31,7 @@ from holdfast.runtime.host.host_messages import (
     Up,
 )
 from holdfast.runtime.hosts.host_facts import HostFacts, Question, versions
-from holdfast.runtime.hosts.remote_shell import python_there
+from holdfast.runtime.hosts.remote_host import python_there
 from holdfast.runtime.hosts.wire import ANSWER, FROM_HOST, Greeting
 from holdfast.runtime.system.channel import LineChannel, Message
 from holdfast.runtime.system.messages import to_message

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.hosts.remote_shell import RemoteShell, python_there
+from holdfast.runtime.hosts.remote_host import RemoteShell, python_there
 
 HAND_OVER = '#!/bin/sh\nshift\nexec "$@"\n'
 """As srun does: the words of the command are the words of the program."""
