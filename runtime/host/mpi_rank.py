@@ -20,12 +20,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.host.mpi_trial import Death, Kind, RankReport, Trial, Where
+from holdfast.runtime.host.mpi_trial import RankReport, Trial, Where
 from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.own_process import die_with_parent
 
@@ -36,14 +35,6 @@ LIFETIME_S = 60
 """No rank of a trial outlives this; every caller waits for less."""
 STEPS, FATAL_STEP = 6, 2
 _MOST_REPAIRS = 32
-
-_DEATHS: dict[Kind, Callable[[], object]] = {
-    Kind.KILL: lambda: os.kill(os.getpid(), signal.SIGKILL),
-    Kind.SEGFAULT: lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    Kind.EXIT: lambda: os._exit(1),
-    Kind.ABORT: os.abort,
-    Kind.STOP: lambda: os.kill(os.getpid(), signal.SIGSTOP),
-}
 
 
 class WrongResult(Exception):
@@ -60,9 +51,7 @@ def main(directory: Path, trial: Trial) -> NoReturn:
         signal.alarm(LIFETIME_S)  # its default action ends even a hanging MPI call
         _play(directory, trial)
         os._exit(0)
-    _, status = os.waitpid(child, os.WUNTRACED)
-    if os.WIFSTOPPED(status):
-        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
     if status != 0:
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(0)
@@ -208,17 +197,16 @@ class _Player:
 
     def _strike(self, where: Where, step: int) -> None:
         if self._death is not None and step == FATAL_STEP and self._death.where is where:
-            _die(self._death)
+            _die(self._death.rank)
 
     def _strike_later(self, where: Where) -> None:
         death = self._death
         if death is not None and death.where is where:
-            threading.Timer(death.delay_ms / 1000, _die, (death,)).start()
+            threading.Timer(death.delay_ms / 1000, _die, (death.rank,)).start()
 
 
-def _die(death: Death) -> None:
-    _DEATHS[death.kind]()
-    signal.pause()
+def _die(_rank: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _library() -> str:

@@ -54,16 +54,6 @@ _CHOICES = ("MPI4PY_", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMPI_MCA_", "PMIX_MCA_"
 """Beginnings of variables that choose a library, or its behaviour."""
 
 
-class Kind(Enum):
-    """How a rank dies.  The guard makes each death a SIGKILL, as it does in a job."""
-
-    KILL = "kill"
-    SEGFAULT = "segfault"
-    EXIT = "exit"
-    ABORT = "abort"
-    STOP = "stop"
-
-
 class Where(Enum):
     """Where a rank dies."""
 
@@ -81,11 +71,10 @@ class Where(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The death of one rank; ``delay_ms`` is that of a clock."""
+    """The death of one rank, by SIGKILL as guards die; ``delay_ms`` is that of a clock."""
 
     rank: int
     where: Where
-    kind: Kind = Kind.KILL
     delay_ms: float = 0.0
 
 

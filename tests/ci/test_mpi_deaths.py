@@ -114,10 +114,10 @@ def test_another_bad_outcome_never_gains_trust(before: list[Judged], after: list
 
 
 @pytest.mark.mpi
-def test_installed_mpi_survives_a_stop_and_many_revokes() -> None:
-    steps = [step for step in CAMPAIGN if step[1].revokes or "stop" in step[1].name]
+def test_installed_mpi_survives_many_revokes() -> None:
+    steps = [step for step in CAMPAIGN if step[1].revokes]
 
     found = [run_campaign(identify(find_mpiexec()), os.environ, [step])[0] for step in steps]
 
-    assert len(found) == 3
+    assert len(found) == 2
     assert all(judged.outcome.has_passed for judged in found), found
