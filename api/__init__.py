@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast.runtime.commands.launch import LaunchFailed, LaunchResult, launch
     from holdfast.runtime.data.disk_data import HDF5Data, NpyData, WindowData
+    from holdfast.runtime.data.samples import ArrayData, Data
     from holdfast.runtime.errors import (
         CheckpointsUnread,
         JobError,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         UsageError,
     )
     from holdfast.runtime.keras.fit_call import fit
-    from holdfast.runtime.model.data import ArrayData, Data
     from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica
     from holdfast.runtime.script.calls import shared
     from holdfast.runtime.training.stages import is_first
@@ -72,9 +72,9 @@ _HOMES = {
         "UsageError",
     ),
     "holdfast.runtime.keras.fit_call": ("fit",),
-    "holdfast.runtime.model.data": ("ArrayData", "Data"),
-    "holdfast.runtime.model.replica": ("ContributionShape", "Microbatch", "Replica"),
     "holdfast.runtime.data.disk_data": ("HDF5Data", "NpyData", "WindowData"),
+    "holdfast.runtime.data.samples": ("ArrayData", "Data"),
+    "holdfast.runtime.model.replica": ("ContributionShape", "Microbatch", "Replica"),
     "holdfast.runtime.commands.launch": ("LaunchFailed", "LaunchResult", "launch"),
     "holdfast.runtime.script.calls": ("shared",),
     "holdfast.runtime.training.stages": ("is_first",),

@@ -24,8 +24,7 @@ import numpy as np
 from holdfast.recovery.reduction import FloatVector, plan_reduction
 from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import WorkerId, World, assign
-from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.exchange.membership import Communicator, Membership
 from holdfast.runtime.exchange.memory import SharedVectors
 from holdfast.runtime.exchange.sums import Exchange
 

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.checkpoint.digest import Digest
+from holdfast.runtime.data.samples import MOST_PARTS
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.memory import ALIGNMENT_BYTES
-from holdfast.runtime.model.data import MOST_PARTS
 from holdfast.runtime.model.replica import Nest, leaves, map_leaves, named_leaves
 
 Parts: TypeAlias = tuple[Nest, Nest, Nest]

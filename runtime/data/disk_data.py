@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.checkpoint.digest import Digest
+from holdfast.runtime.data.samples import ArrayData, Data, SampleIds, Samples, count_samples
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.data import ArrayData, Data, SampleIds, Samples, count_samples
 from holdfast.runtime.model.replica import Nest, map_leaves, named_leaves
 
 _PROBED_SAMPLES = 64

@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.data.batch import OwnRows, Parts, WholeBatch
+from holdfast.runtime.data.samples import class_weights_of
 from holdfast.runtime.data.source import FirstBatches, ForwardSource, PyDatasetSource, Source
 from holdfast.runtime.data.stream import (
     NO_TURNS,
@@ -24,9 +25,8 @@ from holdfast.runtime.data.stream import (
     StreamPosition,
     Turns,
 )
-from holdfast.runtime.data.views import class_weights_of
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.membership import Communicator
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from holdfast.recovery.order import chain
 from holdfast.runtime.data.batch import OwnRows, Ranges, WholeBatch, decode, encode, make_batch
 from holdfast.runtime.data.source import ForwardSource, PyDatasetSource, Source
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.membership import Communicator
 from holdfast.runtime.exchange.memory import aligned_vector
 
 

@@ -51,7 +51,7 @@ from typing import NoReturn
 import mpi4py
 import numpy as np
 
-from holdfast.runtime.exchange.communicator import Buffer, WorldBroken
+from holdfast.runtime.exchange.membership import Buffer, WorldBroken
 from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.connections import (
     Endpoint,

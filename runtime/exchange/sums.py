@@ -67,8 +67,7 @@ from holdfast.recovery.reduction import (
 )
 from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import Assignment
-from holdfast.runtime.exchange.communicator import Communicator, Flight
-from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.exchange.membership import Communicator, Flight, Membership
 from holdfast.runtime.exchange.memory import (
     HostMemory,
     SharedVectors,

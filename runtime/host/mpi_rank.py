@@ -121,7 +121,7 @@ class _Player:
         Others are still inside Shrink then.  So it goes in a job when a death is noticed by
         those who already have the new world.
         """
-        from holdfast.runtime.exchange.communicator import WorldBroken
+        from holdfast.runtime.exchange.membership import WorldBroken
 
         members = self._membership
         members.communicator.revoke()
@@ -137,7 +137,7 @@ class _Player:
 
     def _take(self, step: int) -> bool:
         """Return whether all ranks have taken the step."""
-        from holdfast.runtime.exchange.communicator import WorldBroken
+        from holdfast.runtime.exchange.membership import WorldBroken
 
         is_well = 1
         try:
@@ -180,7 +180,7 @@ class _Player:
 
     def _repair(self, step: int, repairs: int) -> int:
         """Go on with the survivors; return the number of repairs so far."""
-        from holdfast.runtime.exchange.communicator import WorldBroken
+        from holdfast.runtime.exchange.membership import WorldBroken
 
         while repairs < _MOST_REPAIRS:
             repairs += 1

@@ -22,6 +22,15 @@ from holdfast.checkpoint.reader import StateReader
 from holdfast.recovery.order import chain
 from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.data.feed import Feed, FeedTerms, check_class_weight, check_steps, steps_of
+from holdfast.runtime.data.samples import (
+    MOST_PARTS,
+    ArrayData,
+    Data,
+    SampleRange,
+    WeighedByClass,
+    class_weights_of,
+    no_classes,
+)
 from holdfast.runtime.data.source import (
     ListSource,
     Passes,
@@ -29,9 +38,7 @@ from holdfast.runtime.data.source import (
     changes_by_epochs,
     is_pipeline,
 )
-from holdfast.runtime.data.views import SampleRange, WeighedByClass, class_weights_of, no_classes
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.data import MOST_PARTS, ArrayData, Data
 from holdfast.runtime.model.replica import Nest, leaves, map_leaves
 from holdfast.runtime.training.stages import Stages
 from holdfast.runtime.training.training_job import FIRST_EPOCH

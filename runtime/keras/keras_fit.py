@@ -36,6 +36,7 @@ from keras.src.utils import file_utils
 from holdfast.recovery.order import SampleOrder
 from holdfast.recovery.world import World, assign
 from holdfast.runtime.data.feed import Feed
+from holdfast.runtime.data.samples import Data, read_microbatch
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.keras.callback_rounds import CallbackRounds
 from holdfast.runtime.keras.callback_rules import ends_at_nan, flat, steps_per_execution
@@ -51,7 +52,6 @@ from holdfast.runtime.keras.fit_call import (
 from holdfast.runtime.keras.own_loops import watch_loops
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.choose import as_traced, kept_replica, note_steps
-from holdfast.runtime.model.data import Data, read_microbatch
 from holdfast.runtime.model.graphs import set_numerics
 from holdfast.runtime.model.model_rules import check_backend
 from holdfast.runtime.model.replica import Replica

@@ -30,6 +30,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from holdfast.runtime.model.captured_step import OwnStep, StepLogs, record
+from holdfast.runtime.model.graphs import Batch
 from holdfast.runtime.model.kinds import (
     StateKind,
     Values,
@@ -39,7 +40,6 @@ from holdfast.runtime.model.kinds import (
     state_kinds,
 )
 from holdfast.runtime.model.loss import LossKinds, Term, TermKind
-from holdfast.runtime.model.model_call import Batch
 from holdfast.runtime.model.model_rules import computes_in_float32, unchanged
 from holdfast.runtime.model.random_ops import equal_draws
 from holdfast.runtime.model.replica import Microbatch

@@ -17,7 +17,7 @@ weighted by samples, or their sum, as `batch_mixing` has found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -29,8 +29,25 @@ import tensorflow as tf
 
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.model.model_call import Batch, Starts, start_of
+from holdfast.runtime.model.graphs import Batch
 from holdfast.runtime.model.random_ops import draws_from, equal_draws, replaced
+
+Starts: TypeAlias = Mapping[int, Any]
+"""Values that metric variables have after a reset, by identity of the variable, if not zero."""
+
+
+def metric_starts(model: Any) -> Starts:
+    """Reset the metrics, and return what is not zero then: a setting of a metric, say."""
+    model.reset_metrics()
+    values = ((id(v), np.asarray(v.value)) for v in model.metrics_variables)
+    return {key: value for key, value in values if np.any(value)}
+
+
+def start_of(variable: Any, starts: Starts) -> Any:
+    """Return the value with which a microbatch begins to update a metric variable."""
+    found = starts.get(id(variable))
+    return tf.zeros(variable.shape, variable.dtype) if found is None else tf.constant(found)
+
 
 _METHODS = ("apply", "apply_gradients")
 

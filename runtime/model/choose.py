@@ -54,8 +54,7 @@ from holdfast.runtime.errors import JobError, ProgramError
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.graph_replica import GraphReplica
-from holdfast.runtime.model.graphs import VectorPlace
-from holdfast.runtime.model.model_call import flat_graph, shape_key
+from holdfast.runtime.model.graphs import VectorPlace, flat_graph, shape_key
 from holdfast.runtime.model.model_contributor import ModelContributor
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.model.step_contributor import StepContributor

@@ -32,6 +32,7 @@ from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.memory import aligned_vector
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.graphs import (
+    Batch,
     BorrowedTotal,
     Divide,
     GraphCache,
@@ -39,19 +40,16 @@ from holdfast.runtime.model.graphs import (
     VectorPlace,
     apart,
     compiled,
-    kept,
-    quotient,
-    scaled,
-    tensor_at,
-)
-from holdfast.runtime.model.loss import LossScale
-from holdfast.runtime.model.model_call import (
-    Batch,
     flat_graph,
     flat_specifications,
     flat_tensors,
+    kept,
+    quotient,
+    scaled,
     shape_key,
+    tensor_at,
 )
+from holdfast.runtime.model.loss import LossScale
 from holdfast.runtime.model.replica import ContributionShape, EpochSums, Microbatch
 from holdfast.runtime.model.step_facts import GraphFacts, StepFacts, step_facts
 

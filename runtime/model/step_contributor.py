@@ -38,14 +38,15 @@ from holdfast.runtime.model.captured_step import (
     Number,
     OptimizerCall,
     OwnStep,
+    Starts,
     StepLogs,
+    metric_starts,
     outside,
     record,
 )
 from holdfast.runtime.model.graph_replica import Contributor
-from holdfast.runtime.model.graphs import Divide
+from holdfast.runtime.model.graphs import Batch, Divide
 from holdfast.runtime.model.kinds import StateKind, arrived, check_kind, notices_of, travelling
-from holdfast.runtime.model.model_call import Batch, Starts, metric_starts
 from holdfast.runtime.model.model_rules import model_variables, seed_states, unchanged
 from holdfast.runtime.model.replica import Microbatch, leaves
 from holdfast.runtime.model.step_plan import StepPlan, plan_of

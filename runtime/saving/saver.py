@@ -44,8 +44,7 @@ from holdfast.recovery.step import (
 )
 from holdfast.recovery.work_plan import WorkPlan
 from holdfast.runtime.errors import StoppedEarly, WorldLost
-from holdfast.runtime.exchange.communicator import WorldBroken
-from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.exchange.membership import Membership, WorldBroken
 from holdfast.runtime.run.checkpoint_events import CheckpointFailed, CheckpointSkipped
 from holdfast.runtime.run.events import MemoryDiffers
 from holdfast.runtime.saving.agent_saver import (

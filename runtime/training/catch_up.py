@@ -23,8 +23,7 @@ import numpy.typing as npt
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import Decision, Effects, decide
-from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
-from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.exchange.membership import Communicator, Membership, WorldBroken
 from holdfast.runtime.model.replica import first_cursor
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.timeline import Activity

@@ -36,12 +36,11 @@ from holdfast.recovery.step import (
 from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import adopt, assign
 from holdfast.runtime.data.feed import Feed
+from holdfast.runtime.data.samples import read_microbatch
 from holdfast.runtime.errors import JobError
-from holdfast.runtime.exchange.communicator import WorldBroken
-from holdfast.runtime.exchange.membership import Membership, RepairTimes
+from holdfast.runtime.exchange.membership import Membership, RepairTimes, WorldBroken
 from holdfast.runtime.exchange.memory import Sum
 from holdfast.runtime.exchange.sums import Exchange
-from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.saving.saver import Saver

@@ -45,7 +45,7 @@ from holdfast.runtime.errors import (
     RunDirectoryBusy,
     UsageError,
 )
-from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.membership import Communicator
 from holdfast.runtime.run import events
 from holdfast.runtime.run.checkpoint_events import Rejected, Unreadable
 from holdfast.runtime.run.script_record import TRAININGS

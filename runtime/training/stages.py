@@ -27,8 +27,7 @@ from holdfast.recovery.one_world import REFUSED
 from holdfast.recovery.world import World
 from holdfast.runtime.data.feed import Pipelines
 from holdfast.runtime.errors import Ending, JobError, NoMoreTraining, ProgramError, StopRequested
-from holdfast.runtime.exchange.communicator import WorldBroken
-from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.exchange.membership import Membership, WorldBroken
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.script_record import TRAININGS
 from holdfast.runtime.script.calls import during_training

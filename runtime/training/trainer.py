@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.runtime.data.samples import Data, check_data, read_microbatch
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.data import Data, check_data, read_microbatch
 from holdfast.runtime.model.replica import Replica, make_model
 from holdfast.runtime.training.stages import stages_of_script
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest

@@ -17,8 +17,8 @@ from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder, ch
 from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_schedule
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.data.feed import Feed
+from holdfast.runtime.data.samples import Data, Fingerprinted, read_microbatch
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.data import Data, Fingerprinted, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics

@@ -40,11 +40,11 @@ from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import Assignment, WorkerId
 from holdfast.runtime.data.batch import OwnRows, WholeBatch
 from holdfast.runtime.data.feed import Feed
+from holdfast.runtime.data.samples import Data, read_microbatch
 from holdfast.runtime.data.stream import BatchShare
 from holdfast.runtime.errors import RecoveryImpossible
-from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.membership import Communicator
 from holdfast.runtime.exchange.memory import SharedVectors
-from holdfast.runtime.model.data import Data, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, PassLayout, Replica
 from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import WorkerStatus

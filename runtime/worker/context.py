@@ -21,7 +21,7 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.event import Event
 from holdfast.recovery.fault import FaultKind, FaultPlan, Visit, parse_fault
 from holdfast.runtime.errors import Ending, JobError, UsageError, exit_code_of
-from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.membership import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import FaultStruck, Notice
 from holdfast.runtime.run.journal import ProcessJournal, Recorder

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.runtime.exchange import mpi_communicator
-from holdfast.runtime.exchange.communicator import WorldBroken
+from holdfast.runtime.exchange.membership import WorldBroken
 from holdfast.runtime.exchange.mpi_communicator import MpiCommunicator, join_world
 
 FLOATS = 1 << 20

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import scenarios
 
-from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.membership import Communicator
 from holdfast.runtime.exchange.mpi_communicator import join_world
 
 LIFETIME_S = 300

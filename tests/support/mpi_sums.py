@@ -22,8 +22,7 @@ from tree_sum import tree_sum
 from holdfast.recovery.reduction import FloatVector, PartialSums, maximal_nodes
 from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import WorkerId, World, adopt, assign
-from holdfast.runtime.exchange.communicator import Communicator, Flight, WorldBroken
-from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.exchange.membership import Communicator, Flight, Membership, WorldBroken
 from holdfast.runtime.exchange.memory import SharedVectors
 from holdfast.runtime.exchange.mpi_communicator import join_world
 from holdfast.runtime.exchange.sums import Exchange

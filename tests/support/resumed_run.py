@@ -21,8 +21,8 @@ from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.reduction import FloatVector
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
-from holdfast.runtime.model.data import ArrayData
+from holdfast.runtime.data.samples import ArrayData
+from holdfast.runtime.exchange.membership import Communicator, WorldBroken
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Record, read_journal

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.runtime.exchange.communicator import Buffer, Communicator, WorldBroken
+from holdfast.runtime.exchange.membership import Buffer, Communicator, WorldBroken
 
 Die = Callable[[], object]
 

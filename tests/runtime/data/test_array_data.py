@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.runtime.data.disk_data import NpyData, WindowData, probe_of, probed_ids
+from holdfast.runtime.data.samples import ArrayData, SampleIds, Samples
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.data import ArrayData, SampleIds, Samples
 
 ROWS = 17
 

@@ -7,9 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.runtime.data.views import SampleRange, WeighedByClass, class_weights_of, no_classes
+from holdfast.runtime.data.samples import (
+    ArrayData,
+    SampleIds,
+    SampleRange,
+    Samples,
+    WeighedByClass,
+    class_weights_of,
+    no_classes,
+)
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.data import ArrayData, SampleIds, Samples
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
 CLASSES = np.arange(10) % 3

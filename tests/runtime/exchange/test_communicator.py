@@ -13,7 +13,7 @@ from fake_communicator import FakeCommunicator, run_world
 from local_communicator import LocalCommunicator
 from mpi_jobs import play_on_mpi
 
-from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
+from holdfast.runtime.exchange.membership import Communicator, WorldBroken
 
 Scenario = Callable[[Communicator], Communicator]
 MortalScenario = Callable[[Communicator, Callable[[], object]], Communicator]

@@ -18,8 +18,7 @@ from holdfast.recovery.reduction import (
 )
 from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import Assignment, WorkerId, World
-from holdfast.runtime.exchange.communicator import WorldBroken
-from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.exchange.membership import Membership, WorldBroken
 from holdfast.runtime.exchange.memory import SharedVectors, Sum
 from holdfast.runtime.exchange.sums import Exchange
 

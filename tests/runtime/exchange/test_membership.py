@@ -11,8 +11,7 @@ from fake_communicator import FakeCommunicator, run_world
 
 from holdfast.recovery.one_world import REFUSED
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.exchange.communicator import WorldBroken
-from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.exchange.membership import Membership, WorldBroken
 
 RANKS = 4
 WORLD = World(5, tuple(WorkerId(20 + rank) for rank in range(RANKS)), 3)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from fake_communicator import FakeCommunicator, run_world
 
-from holdfast.runtime.exchange.communicator import Buffer, WorldBroken
+from holdfast.runtime.exchange.membership import Buffer, WorldBroken
 from holdfast.runtime.host import mpi_rank as rank_file
 from holdfast.runtime.host.mpi_rank import STEPS, WrongResult, _Player
 from holdfast.runtime.host.mpi_trial import (

@@ -12,10 +12,10 @@ from local_communicator import LocalCommunicator
 
 from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.data.feed import Feed, FeedTerms, Pipelines
+from holdfast.runtime.data.samples import ArrayData
 from holdfast.runtime.data.source import generator_source
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.keras.fit_call import FitCall, FitData, data_of, weights_of_classes
-from holdfast.runtime.model.data import ArrayData
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
 

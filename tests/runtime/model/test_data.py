@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from holdfast.runtime.data.samples import ArrayData, Data, check_data, read_microbatch
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.memory import ALIGNMENT_BYTES
-from holdfast.runtime.model.data import ArrayData, Data, check_data, read_microbatch
 
 
 def _ids(*ids: int) -> np.ndarray:

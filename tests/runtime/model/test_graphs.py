@@ -22,8 +22,9 @@ from holdfast.runtime.model.graphs import (
     TOLD_AT,
     GraphCache,
     VectorLayout,
+    flat_graph,
+    flat_tensors,
 )
-from holdfast.runtime.model.model_call import flat_graph, flat_tensors
 from holdfast.runtime.model.replica import Microbatch
 
 pytestmark = pytest.mark.tensorflow

@@ -25,10 +25,9 @@ from holdfast.recovery.event import CheckpointCommitted
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import Bit, Outcome
 from holdfast.recovery.world import WorkerId, World
+from holdfast.runtime.data.samples import ArrayData
 from holdfast.runtime.errors import StoppedEarly
-from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.exchange.membership import Membership
-from holdfast.runtime.model.data import ArrayData
+from holdfast.runtime.exchange.membership import Communicator, Membership
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving import agent_saver

@@ -20,8 +20,7 @@ from holdfast.checkpoint.tensor import TensorSpec, specs_of
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.exchange.membership import Communicator, Membership
 from holdfast.runtime.model.step_facts import GraphFacts, StepFacts
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.numerics import Numerics

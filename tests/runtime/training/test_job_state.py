@@ -17,7 +17,7 @@ from simulation import TinyReplica
 from holdfast.recovery.ledger import Cursor, Ledger
 from holdfast.runtime.data.feed import Feed, FeedTerms, Pipelines
 from holdfast.runtime.data.source import generator_source
-from holdfast.runtime.exchange.communicator import WorldBroken
+from holdfast.runtime.exchange.membership import WorldBroken
 from holdfast.runtime.script.draws import go_on_from
 from holdfast.runtime.training.callback_host import Notes
 from holdfast.runtime.training.catch_up import share_notes

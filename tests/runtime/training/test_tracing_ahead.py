@@ -11,7 +11,7 @@ from configs import worker_config
 from simulation import FEATURES, TinyReplica, data
 
 from holdfast.runtime.data.feed import Feed, FeedTerms
-from holdfast.runtime.model.data import ArrayData, Data, SampleIds, Samples
+from holdfast.runtime.data.samples import ArrayData, Data, SampleIds, Samples
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.loop import Preparation

@@ -14,8 +14,8 @@ from configs import worker_config
 from simulation import TinyReplica, data
 
 from holdfast.recovery.ledger import Cursor
+from holdfast.runtime.data.samples import ArrayData
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.training import trainer as trainer_module
 from holdfast.runtime.training.stages import StageEnd

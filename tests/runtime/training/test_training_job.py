@@ -18,8 +18,8 @@ from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
 from holdfast.recovery.schedule import Auto, EachEpoch, EverySeconds, EverySteps, Schedule
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.data.feed import Feed, FeedTerms
+from holdfast.runtime.data.samples import Data, SampleIds, Samples
 from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.model.data import Data, SampleIds, Samples
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.plan import retention_of, wanted_of
 from holdfast.runtime.system.worker_status import WorkerStatus

@@ -19,8 +19,8 @@ from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import WorkerId, World, assign
 from holdfast.runtime.data.batch import OwnRows
 from holdfast.runtime.data.feed import Feed, FeedTerms
+from holdfast.runtime.data.samples import read_microbatch
 from holdfast.runtime.errors import RecoveryImpossible
-from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.transaction import (

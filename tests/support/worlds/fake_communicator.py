@@ -24,7 +24,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from simulated_threads import Killed, Turns
 
-from holdfast.runtime.exchange.communicator import Buffer, WorldBroken
+from holdfast.runtime.exchange.membership import Buffer, WorldBroken
 
 _Result = TypeVar("_Result")
 _Wire: TypeAlias = tuple[int, int, object]

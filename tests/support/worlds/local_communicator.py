@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from holdfast.runtime.exchange.communicator import Buffer
+from holdfast.runtime.exchange.membership import Buffer
 
 
 class LocalCommunicator:

@@ -34,7 +34,7 @@ from holdfast.recovery.one_world import OneWorld
 from holdfast.recovery.reduction import FloatVector
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.data.feed import Feed, Pipelines
-from holdfast.runtime.model.data import ArrayData
+from holdfast.runtime.data.samples import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.checkpoint_events import CheckpointFailed
