@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Callable
+import stat
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from whole_save import save
 
+from holdfast.checkpoint import filesystem
+from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.commands.export import ModelSource, export_state, publish
+from holdfast.runtime.errors import ExitCode, ProgramError, UsageError
 
 Holdfast = Callable[..., tuple[int, str, str]]
 
@@ -108,7 +115,7 @@ def test_weights_are_written_by_the_users_model(
         ("not_a_function", 2, "has no function not_a_function"),
         ("no_model", 2, "makes a int"),
         ("not_built", 1, "raised TypeError"),
-        ("fails", 1, "raised RuntimeError: no luck today"),
+        ("fails", 1, "fake_model.py:fails raised RuntimeError: no luck today"),
         ("not_compiled", 1, "could not be made: AttributeError"),
     ],
 )
@@ -161,17 +168,6 @@ def test_bad_requests_are_one_sentence_and_exit_2(
     assert names == ["dangling.npz", "folder.npz", "run", "there.npz"]
 
 
-def test_script_alone_gives_the_model_of_its_trainer(
-    holdfast: Holdfast, run_dir: Path, tmp_path: Path
-) -> None:
-    target = tmp_path / "w.weights.h5"
-
-    code, _, err = holdfast("export", run_dir, "--to", target, "--model", SCRIPT)
-
-    assert (code, err) == (0, "")
-    assert json.loads(target.read_text())["dense/bias"] == 42.0
-
-
 def test_function_that_trains_is_refused(
     holdfast: Holdfast, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,3 +204,213 @@ def test_damaged_step_is_not_exported(holdfast: Holdfast, run_dir: Path, tmp_pat
     assert code == 1
     assert "checkpoint step 6 is invalid: shard 1 has" in err
     assert not (tmp_path / "x.npz").exists()
+
+
+MODELS = """
+import sys
+
+class Model:
+    trainable_variables = non_trainable_variables = variables = ()
+
+    def __init__(self, name, built=True, optimizer=None):
+        self.name, self.built, self.optimizer = name, built, optimizer
+        self.calls = []
+
+    def build(self, shape):
+        self.calls.append(shape)
+
+    def __call__(self, inputs):
+        self.calls.append(inputs.tolist())
+
+    def save_weights(self, path):
+        path.write_text(self.name)
+
+class Optimizer:
+    built, variables = False, ()
+
+    def build(self, variables):
+        self.built = True
+
+def model():
+    return Model("of the function")
+
+def shapeless():
+    return Model("shapeless", built=False, optimizer=Optimizer())
+"""
+
+TRAINING = """
+import numpy as np
+from holdfast import ArrayData, Trainer
+data = ArrayData(np.array([[4.0], [5.0]], np.float32), np.zeros(2, np.float32))
+Trainer(shapeless, data, global_batch=1, epochs=1).run()
+Trainer(model, data, global_batch=1, epochs=1).run()
+raise AssertionError("the script goes on behind its trainings")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A path whose script may import its neighbours, which are forgotten afterwards."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    yield tmp_path / "train.py"
+    for name in ("holdfast_model", "a_neighbour"):
+        sys.modules.pop(name, None)
+
+
+def build(script: Path, text: str, function: str | None = "model", **options: Any) -> Any:
+    script.write_text(text)
+    stage = options.pop("stage", 1)
+    return ModelSource(script, function, **options).build(stage)
+
+
+def test_script_finds_itself_its_neighbours_and_no_arguments(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["holdfast", "export", "--to", "w.npz"])
+    (script.parent / "a_neighbour.py").write_text("WORD = 'hello'")
+    telling = (
+        "import a_neighbour\n"
+        "def model():\n"
+        "    return Model([a_neighbour.WORD, sys.argv, sys.modules[__name__].__file__])\n"
+    )
+
+    found = build(script, MODELS + telling)
+
+    assert found.name == ["hello", [str(script)], str(script)]
+    assert sys.argv == ["holdfast", "export", "--to", "w.npz"]
+
+
+@pytest.mark.parametrize(
+    ("cursor", "name"), [({}, "shapeless"), ({"stage": 2}, "of the function")], ids=["first", "2nd"]
+)
+def test_script_that_trains_twice_gives_the_model_of_the_training_that_has_saved(
+    cursor: dict[str, object], name: str, script: Path, tmp_path: Path
+) -> None:
+    script.write_text(MODELS + TRAINING)
+    store, target = CheckpointStore(tmp_path / "run"), tmp_path / "w.weights.h5"
+    save(store, {"cursor/step": np.array(3)}, header=Header("r", 1, 3), cursor=cursor)
+
+    export_state(restore(store, 3), target, ModelSource(script))
+
+    assert target.read_text() == name
+
+
+def test_script_that_never_comes_to_the_wanted_training_is_refused(script: Path) -> None:
+    once = TRAINING.replace("Trainer(model", "#").partition("raise")[0]
+
+    with pytest.raises(UsageError, match=r"train\.py does not come to model\.fit\(\) or to a "):
+        build(script, MODELS + once, None, stage=2)
+
+
+def test_shape_of_one_sample_builds_model_and_optimizer(script: Path) -> None:
+    found = build(script, MODELS, "shapeless", input_shape=(28, 28))
+
+    assert found.calls == [(None, 28, 28)]
+    assert found.optimizer.built
+
+
+def test_data_of_the_training_build_a_model_that_knows_no_shape(script: Path) -> None:
+    found = build(script, MODELS + TRAINING, None)
+
+    assert found.calls == [[[4.0]]]
+    assert found.optimizer.built
+
+
+def test_refusal_of_holdfast_itself_reaches_the_user_as_it_is(script: Path) -> None:
+    text = "from holdfast.runtime.errors import UsageError\nraise UsageError('mine')"
+
+    with pytest.raises(UsageError, match=r"^mine$"):
+        build(script, text)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), UsageError, "No space left on device"),
+        (ValueError("two\nlines"), ProgramError, "could not be made: ValueError"),
+        (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
+    ],
+)
+def test_failure_leaves_what_was_there(
+    error: BaseException, kind: type[BaseException], text: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "file"
+    target.write_text("old")
+
+    def write(draft: Path) -> None:
+        draft.write_text("half")
+        raise error
+
+    with pytest.raises(kind, match=text):
+        publish(target, write, is_forced=True)
+
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def write_file(draft: Path) -> None:
+    draft.write_text("new")
+
+
+def test_others_neither_reach_nor_guess_the_draft(tmp_path: Path) -> None:
+    """Keras opens a name that it is given, and follows a link that was planted there."""
+    folders: list[tuple[str, int]] = []
+
+    def write(draft: Path) -> None:
+        folders.append((draft.parent.name, stat.S_IMODE(draft.parent.stat().st_mode)))
+        draft.write_text("new")
+
+    before = os.umask(0)
+    try:
+        for name in ("one", "two"):
+            publish(tmp_path / name, write, is_forced=False)
+    finally:
+        os.umask(before)
+
+    assert [mode for _, mode in folders] == [0o700, 0o700]
+    (one, _), (two, _) = folders
+    assert one != two
+    assert one.startswith(".holdfast-export-")
+
+
+def test_file_that_appears_meanwhile_stays_where_rename_would_replace_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS has no rename that spares what is there."""
+    monkeypatch.setattr(filesystem, "renameat2", lambda source, target: False)
+    target = tmp_path / "file"
+
+    def write(draft: Path) -> None:
+        draft.write_text("mine")
+        target.write_text("theirs")
+
+    with pytest.raises(UsageError, match="File exists"):
+        publish(target, write, is_forced=False)
+
+    assert target.read_text() == "theirs"
+
+
+def test_file_system_without_links_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+
+    publish(tmp_path / "file", write_file, is_forced=False)
+
+    assert (tmp_path / "file").read_text() == "new"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_link_is_replaced_and_not_the_file_that_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+
+    publish(tmp_path / "link", write_file, is_forced=True)
+
+    assert not (tmp_path / "link").is_symlink()
+    assert ((tmp_path / "link").read_text(), (tmp_path / "precious").read_text()) == ("new", "mine")

@@ -11,7 +11,7 @@ import pytest
 from holdfast.runtime.commands.command import stray_words
 from holdfast.runtime.commands.main import main
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.options.sources import OF_SCRIPTS_TOO, REMOVED, mistyped_variables
+from holdfast.runtime.options.sources import OF_SCRIPTS_TOO, REMOVED
 
 FLAGS = sorted(name for name in REMOVED if name.startswith("--"))
 NAMES = sorted(name for name in REMOVED if "." in name)
@@ -31,34 +31,23 @@ def _refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_command_is_refused_with_the_way_instead(
-    command: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", [*COMMANDS, *FLAGS])
+def test_word_is_refused_or_warned_of_with_the_way_instead(
+    name: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sentence = f"{command} was removed: {REMOVED[command]}"
-    assert _refusal(capsys, command, "train.py") == f"holdfast: error: {sentence}\n"
+    command = "report" if name == "--compare" else "run"
+    sentence = f"{name} was removed: {REMOVED[name]}"
+    typed = [command, name, "1", "train.py"] if name in FLAGS else [name, "train.py"]
+    assert _refusal(capfd, *typed) == f"holdfast: error: {sentence}\n"
 
-    Path("holdfast.toml").write_text(f"[{command}]\nx = 1\n")
-    assert f"heading [{command}], but {sentence}" in _refusal(capsys, "run", "train.py")
+    table = f"[{command}]\n{name[2:]} = 1\n" if name in FLAGS else f"[{name}]\nx = 1\n"
+    Path("holdfast.toml").write_text(table)
+    assert sentence in _refusal(capfd, command, "train.py")
 
-
-@pytest.mark.parametrize("flag", FLAGS)
-def test_flag_is_refused_with_the_way_instead(
-    flag: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = "report" if flag == "--compare" else "run"
-    sentence = f"{flag} was removed: {REMOVED[flag]}"
-    assert _refusal(capsys, command, flag, "1", "train.py") == f"holdfast: error: {sentence}\n"
-    Path("holdfast.toml").write_text(f"[{command}]\n{flag[2:]} = 1\n")
-    assert sentence in _refusal(capsys, command, "train.py")
-
-
-@pytest.mark.parametrize("flag", FLAGS)
-def test_variable_is_warned_of(flag: str) -> None:
-    variable = f"HOLDFAST_{flag[2:].replace('-', '_').upper()}"
-    assert list(mistyped_variables({variable: "1"})) == [
-        f"warning: {variable} is ignored: {flag} was removed: {REMOVED[flag]}"
-    ]
+    if name in FLAGS:
+        variable = f"HOLDFAST_{name[2:].replace('-', '_').upper()}"
+        monkeypatch.setenv(variable, "1")
+        assert f"warning: {variable} is ignored: {sentence}\n" in _refusal(capfd, "verify", "no")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,14 +78,3 @@ def test_flag_behind_a_script_is_refused_unless_it_names_it(
 @pytest.mark.parametrize("word", sorted({*OF_SCRIPTS_TOO, *COMMANDS}))
 def test_words_that_scripts_have_too_are_left_to_them(word: str) -> None:
     assert stray_words(Path("train.py"), [word, "1"]) == ([], [word, "1"])
-
-
-def test_every_command_warns_of_removed_variables(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOLDFAST_SCRUB_EVERY", "1h")
-    with pytest.raises(SystemExit):
-        main(["list"])
-    assert (
-        "warning: HOLDFAST_SCRUB_EVERY is ignored: --scrub-every was rem" in capfd.readouterr().err
-    )

@@ -37,6 +37,7 @@ from holdfast.runtime.run.journal import Journal, Record, fields_of, read_journa
 
 W0, W1 = WorkerId(0), WorkerId(1)
 WORK = WorkInHand(8, 1, 2, (3, 4), is_validation=False)
+ABSENT = object()
 
 TOLD: list[tuple[Event, str]] = [
     (
@@ -187,112 +188,40 @@ def test_report_lists_an_event_whose_kind_says_so(event: Event) -> None:
     assert set(listed) == {field.name for field in dataclasses.fields(event)} - event.HIDDEN
 
 
-NEEDED: dict[str, set[str]] = {
-    "checkpoint": {"step", "seconds", "bytes"},
-    "checkpoint_failed": {"step", "reason"},
-    "completed": {"worker", "step"},
-    "epoch": {"epoch", "step"},
-    "failure": {"worker", "cause"},
-    "fault": {"kind", "worker", "step", "site"},
-    "job_ended": {"exit_code", "reason"},
-    "job_started": {"workers"},
-    "launch": {"workers"},
-    "memory_differs": {"step", "workers", "has_majority"},
-    "output_dropped": {"lines"},
-    "paused": {"seconds", "until"},
-    "pressure": {"resource", "text"},
-    "recovery": {"generation", "step", "lost", "survivors"},
-    "rejected": {"step", "reason"},
-    "relaunch": {"reason", "workers"},
-    "renewing": {"reason"},
-    "restored": {"step"},
-    "stalled": {"limit", "seconds", "workers"},
-    "step": {"step", "epoch", "seconds", "samples", "generation"},
-    "stopped": {"worker", "step"},
-    "suspected": {"worker", "seconds", "step"},
-    "unreadable": {"step", "reason", "seconds"},
-    "warning": {"text"},
-    "world": {"workers", "step", "generation"},
-}
-"""What readers need; journals of older versions have no other fields for certain."""
-
-FIELDS = [(event, name) for event, names in NEEDED.items() for name in sorted(names)]
-
-
-def is_sound(line: Record) -> bool:
-    return entry_of(line) is not None
-
-
-@pytest.mark.parametrize("event", NEEDED)
-def test_line_of_an_older_journal_counts(event: str) -> None:
-    whole = line(event, 1.5)
-    needed = NEEDED[event] | {"event", "now", "time"}
-
-    assert is_sound({name: value for name, value in whole.items() if name in needed})
-
-
 @pytest.mark.parametrize("event", EVENTS)
 def test_line_with_fields_that_nobody_asks_for_counts(event: str) -> None:
-    assert is_sound(line(event, 1.5, colour="blue"))
-
-
-@pytest.mark.parametrize(("event", "name"), FIELDS, ids=[f"{e}-{name}" for e, name in FIELDS])
-def test_line_without_a_needed_field_is_left_out(event: str, name: str) -> None:
-    fields = line(event, 1.5)
-    del fields[name]
-
-    assert not is_sound(fields)
-
-
-@pytest.mark.parametrize("name", ["now", "time"])
-@pytest.mark.parametrize("event", ["hung_up", "stopped"])
-def test_line_without_its_moment_is_left_out(event: str, name: str) -> None:
-    fields = line(event, 1.5)
-    del fields[name]
-
-    assert not is_sound(fields)
-
-
-def test_event_that_is_not_known_is_shown_by_its_name() -> None:
-    assert texts(entry_of(line("stopped", 1.5, step="odd") | {"event": "sailed"})) == ["sailed"]
-
-
-@pytest.mark.parametrize("event", [None, 7, ["step"]])
-def test_event_that_is_no_text_is_left_out(event: object) -> None:
-    assert not is_sound(line("stopped", 1.5) | {"event": event})
-
-
-@pytest.mark.parametrize("step", [-1, True, 1.0, "1", None, [1], 1 << 64])
-def test_count_is_a_whole_number_from_0(step: object) -> None:
-    assert is_sound(line("stopped", 1.5, step=0))
-    assert not is_sound(line("stopped", 1.5, step=step))
+    assert entry_of(line(event, 1.5, colour="blue")) is not None
 
 
 @pytest.mark.parametrize(
-    "seconds", [True, "1", None, math.nan, math.inf, -math.inf, 1e300, 10**400]
+    ("event", "field", "sound", "odd"),
+    [
+        ("stopped", "event", ["stopped"], [None, 7, ["step"]]),
+        ("stopped", "now", [0, -1.5], [True, "1", None, math.nan, 1e300, ABSENT]),
+        ("hung_up", "time", [0], [-1.0, 1e12, "now", ABSENT]),
+        ("stopped", "step", [0], [-1, True, 1.0, "1", None, [1], 1 << 64, ABSENT]),
+        (
+            "suspected",
+            "seconds",
+            [-0.5, 0],
+            [True, "1", None, math.nan, math.inf, -math.inf, 1e300, 10**400, ABSENT],
+        ),
+        ("warning", "text", [""], [None, 7, ["odd"], ABSENT]),
+        ("launch", "workers", [[]], [None, 2, "01", {"0": 1}, [0, -1], [0, True], [[0]], ABSENT]),
+        ("restored", "generation", [3, None, ABSENT, "odd"], []),
+    ],
 )
-def test_number_is_one_that_a_clock_may_show(seconds: object) -> None:
-    assert is_sound(line("suspected", 1.5, seconds=-0.5))
-    assert is_sound(line("suspected", 1.5, seconds=0))
-    assert not is_sound(line("suspected", 1.5, seconds=seconds))
+def test_line_counts_if_each_field_that_readers_need_makes_sense(
+    event: str, field: str, sound: list[object], odd: list[object]
+) -> None:
+    def is_sound(value: object) -> bool:
+        found = line(event, 1.5) | {field: value}
+        return (
+            entry_of({name: each for name, each in found.items() if each is not ABSENT}) is not None
+        )
 
-
-@pytest.mark.parametrize("time", [-1.0, 1e12, "now"])
-def test_moment_that_has_no_date_is_left_out(time: object) -> None:
-    assert is_sound(line("warning", 1.5, time=0))
-    assert not is_sound(line("warning", 1.5, time=time))
-
-
-@pytest.mark.parametrize("text", [None, 7, ["odd"]])
-def test_text_is_a_text(text: object) -> None:
-    assert is_sound(line("warning", 1.5, text=""))
-    assert not is_sound(line("warning", 1.5, text=text))
-
-
-@pytest.mark.parametrize("workers", [None, 2, "01", {"0": 1}, [0, -1], [0, True], [[0]]])
-def test_workers_are_a_list_of_ids(workers: object) -> None:
-    assert is_sound(line("launch", 1.5, workers=[]))
-    assert not is_sound(line("launch", 1.5, workers=workers))
+    assert all(map(is_sound, sound))
+    assert not any(map(is_sound, odd))
 
 
 def test_lines_keep_their_order_around_one_that_is_left_out() -> None:
@@ -336,56 +265,34 @@ def test_report_status_and_goodput_can_be_told_of_whatever_is_left(lines: list[R
     assert (told is None) == (not found)
 
 
-def texts(*entries: Any, most: int = 8) -> list[str]:
-    return [event.text for event in told_events(entries, most)]
+TWICE = [entry("restored", at, step=2) for at in (1.0, 2.0, 3.0)]
 
 
-def test_text_of_several_lines_is_one_line() -> None:
-    assert texts(entry("warning", 5.0, text="  odd\n\tweather \x0b ahead\n")) == [
-        "odd weather ahead"
-    ]
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ([entry_of(line("stopped", 1.5, step="odd") | {"event": "sailed"})], ["sailed"]),
+        ([entry("warning", 5.0, text="  odd\n\tweather \x0b ahead\n")], ["odd weather ahead"]),
+        ([entry("warning", 5.0, text=" \n\t")], []),
+        (TWICE, ["restored step 2"]),
+        ([*TWICE, entry("step", 5.0, step=3), *TWICE], ["restored step 2"]),
+        (
+            [*TWICE, entry("stopped", 5.0, step=4), *TWICE],
+            ["restored step 2", "stopped at step 4 with a checkpoint", "restored step 2"],
+        ),
+        (
+            [entry("restored", 5.0, step=number) for number in range(9)],
+            [f"restored step {number}" for number in range(6, 9)],
+        ),
+    ],
+    ids=["unknown", "several lines", "no word", "twice", "around a step", "again", "many"],
+)
+def test_newest_events_have_a_line_each(entries: list[Entry[Any]], told: list[str]) -> None:
+    assert [event.text for event in told_events(entries, 3)] == told
 
 
-@pytest.mark.parametrize("text", ["", " \n\t"])
-def test_text_without_a_word_has_no_line(text: str) -> None:
-    assert texts(entry("warning", 5.0, text=text)) == []
-
-
-def test_same_event_told_twice_in_a_row_is_one_line_with_the_newest_time() -> None:
-    told = told_events([entry("restored", at, step=2) for at in (1.0, 2.0, 3.0)], 8)
-
-    assert told == (EventLine(1e9 + 3.0, "restored step 2"),)
-
-
-def test_step_between_two_equal_events_does_not_make_them_two() -> None:
-    records = [
-        entry("restored", 5.0, step=2),
-        entry("step", 5.0, step=3),
-        entry("restored", 5.0, step=2),
-    ]
-
-    assert texts(*records) == ["restored step 2"]
-
-
-def test_event_that_comes_back_after_another_one_is_told_again() -> None:
-    records = [
-        entry("restored", 5.0, step=2),
-        entry("stopped", 5.0, step=4),
-        entry("restored", 5.0, step=2),
-    ]
-
-    assert texts(*records) == [
-        "restored step 2",
-        "stopped at step 4 with a checkpoint",
-        "restored step 2",
-    ]
-
-
-def test_newest_events_are_kept_and_the_newest_is_last() -> None:
-    records = [entry("restored", 5.0, step=number) for number in range(5)]
-
-    assert texts(*records, most=2) == ["restored step 3", "restored step 4"]
-    assert len(texts(*records, most=5)) == 5
+def test_event_that_is_told_twice_in_a_row_has_the_newest_time() -> None:
+    assert told_events(TWICE, 8) == (EventLine(1e9 + 3.0, "restored step 2"),)
 
 
 @pytest.mark.parametrize(

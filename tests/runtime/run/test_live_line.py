@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
@@ -73,6 +74,33 @@ def test_narrow_terminal_keeps_what_matters_most(columns: int, words: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("shown", "columns", "words"),
+    [
+        (
+            picture().launched(3).seen({"progress": None, "workers": 3, "phase": "joining"}),
+            200,
+            r"epoch 3/10 .* joining .* loss: 0\.3100 .* 3 workers ",
+        ),
+        (
+            picture(progress=to_plain(dataclasses.replace(REPORT, stage=2))),
+            200,
+            "fit 2  epoch 3/10",
+        ),
+        (picture(), 80, "((?!workers).)*$"),
+        (picture(workers=3), 80, ".*3 of 4 workers"),
+        (picture(phase="saving"), 200, ".*  saving  "),
+        (picture(phase="concluding"), 200, ".*  script after training  "),
+        (picture(phase=None), 200, r".*  10\.0 steps/s  "),
+    ],
+    ids=["relaunch", "second training", "all", "one lost", "phase", "after", "no phase"],
+)
+def test_line_tells_what_is_unlike_a_steady_training(
+    shown: Picture, columns: int, words: str
+) -> None:
+    assert re.match(words, words_of(shown, columns))
+
+
+@pytest.mark.parametrize(
     ("shown", "words"),
     [
         (Picture().launched(1), "starting  0 of 1 worker"),
@@ -87,23 +115,6 @@ def test_narrow_terminal_keeps_what_matters_most(columns: int, words: str) -> No
 )
 def test_line_before_the_first_step(shown: Picture, words: str) -> None:
     assert words_of(shown) == words
-
-
-def test_relaunch_goes_on_with_the_picture() -> None:
-    words = words_of(
-        picture().launched(3).seen({"progress": None, "workers": 3, "phase": "joining"})
-    )
-
-    assert words.startswith("epoch 3/10")
-    assert "joining" in words
-    assert "loss: 0.3100" in words
-    assert "3 workers" in words
-
-
-def test_second_training_of_a_script_has_its_number() -> None:
-    report = dataclasses.replace(REPORT, stage=2)
-
-    assert words_of(picture(progress=to_plain(report))).startswith("fit 2  epoch 3/10")
 
 
 def parts_of(shown: Picture, columns: int = 200) -> dict[str, Part]:
@@ -143,11 +154,6 @@ def test_lost_workers_stand_out_unless_they_only_start(
     assert (part.text, part.style) == (text, style)
 
 
-def test_lost_worker_is_told_on_a_narrower_terminal_than_all_workers() -> None:
-    assert "workers" not in words_of(picture(), 80)
-    assert "3 of 4 workers" in words_of(picture(workers=3), 80)
-
-
 @pytest.mark.parametrize("columns", [79, 119, 139])
 @given(
     step=st.integers(1, 600), pace=st.sampled_from([0.0, 0.4, 3.0, 45.0, 700.0]),
@@ -177,20 +183,6 @@ def test_parts_do_not_come_and_go_while_their_words_change(
     wanted += ["accuracy", "worker"] * (columns > 79) + ["save at"] * (columns > 119)
     assert names == wanted
     assert any(text.isspace() and len(text) in (20, 10) for text in texts)
-
-
-@pytest.mark.parametrize(
-    ("phase", "words"),
-    [("saving", "saving"), ("concluding", "script after training"), ("training", None)],
-)
-def test_phase_is_told_unless_it_is_training(phase: str, words: str | None) -> None:
-    found = parts_of(picture(phase=phase)).get("phase")
-
-    assert (found and found.text.rstrip()) == words
-
-
-def test_answer_without_a_phase_is_taken_as_training() -> None:
-    assert "phase" not in parts_of(picture(phase=None))
 
 
 def test_loss_stays_longest_and_metrics_behind_the_third_go_first() -> None:
@@ -240,27 +232,20 @@ def training() -> Picture:
     return after_report(after_report(Picture().launched(4), BEFORE), WORD)
 
 
-def test_reports_of_the_first_worker_make_the_pace(training: Picture) -> None:
+def test_reports_make_the_pace_and_it_the_time_that_is_left(training: Picture) -> None:
     assert (training.report, training.pace.per_s) == (WORD, 2.0)
     assert (training.living, training.phase) == (4, "training")
-
-
-def test_time_that_is_left_is_that_of_the_steps_that_are_left(training: Picture) -> None:
     assert training.left_s == pytest.approx(50.0)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"step": 120}, {"step": 130}, {"steps": 20}], ids=["end", "beyond", "fewer steps"]
-)
-def test_training_without_steps_left_has_no_time_left(
-    changes: dict[str, Any], training: Picture
-) -> None:
-    assert after_report(training, dataclasses.replace(WORD, **changes)).left_s is None
-
-
-def test_time_that_is_left_is_unknown_before_the_second_look() -> None:
+    back = after_report(training.launched(4), dataclasses.replace(WORD, now=30.0, step=16))
+    assert (back.pace.per_s, back.left_s) == (2.0, pytest.approx(52.0))
+    for changes in ({"step": 120}, {"step": 130}, {"steps": 20}):
+        assert after_report(training, dataclasses.replace(WORD, **changes)).left_s is None
     assert Picture().left_s is None
     assert after_report(Picture(), WORD).left_s is None
+    assert training.seen({"phase": "saving", "progress": to_plain(WORD)}).living == 4
+    phases = ("concluding", "leaving", "training", "failed", None)
+    after = [after_report(training, WORD, phase=phase).is_after_training for phase in phases]
+    assert after == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize("progress", [None, {}, "torn", {**to_plain(WORD), "step": -1}], ids=repr)
@@ -271,40 +256,10 @@ def test_word_that_makes_no_sense_leaves_the_last_one(progress: object, training
     assert (found.living, found.phase) == (3, "repairing")
 
 
-def test_word_without_a_count_leaves_the_workers(training: Picture) -> None:
-    assert training.seen({"phase": "saving"}).living == 4
-    assert training.seen({"phase": "saving", "progress": to_plain(WORD)}).living == 4
-
-
 def test_relaunch_keeps_what_is_known_and_counts_its_workers_anew(training: Picture) -> None:
     again = training.launched(3)
 
     assert again == dataclasses.replace(training, wanted=3, living=0, phase="starting")
-
-
-def test_step_back_after_a_relaunch_keeps_the_pace(training: Picture) -> None:
-    back = dataclasses.replace(WORD, now=30.0, step=16)
-
-    found = after_report(training.launched(4), back)
-
-    assert found.pace.per_s == 2.0
-    assert found.left_s == pytest.approx(52.0)
-
-
-@pytest.mark.parametrize(
-    ("phase", "is_after"),
-    [
-        ("concluding", True),
-        ("leaving", True),
-        ("training", False),
-        ("failed", False),
-        (None, False),
-    ],
-)
-def test_script_after_its_training_is_known_by_its_phase(
-    phase: str | None, training: Picture, *, is_after: bool
-) -> None:
-    assert after_report(training, WORD, phase=phase).is_after_training is is_after
 
 
 @pytest.mark.parametrize(
@@ -346,6 +301,9 @@ def pace_after(*looks: tuple[int, float]) -> Pace:
         ([(5, 1.0), (15, 2.0), (3, 9.0)], 10.0),  # a relaunch: as fast as before, so far
         ([(5, 1.0), (15, 2.0), (3, 9.0), (13, 10.0)], 10.0),
         ([(5, 9.0), (15, 2.0)], 0.0),
+        ([(0, 0.0), (10, 1.0), (20, 11.0)], 1.0 + 9.0 / math.e),  # 10 s old: 1/e of a new look
+        ([(0, 0.0), (10, 1.0), (10, 6.0), (11, 11.0)], 0.1 + 9.9 / math.e),  # as without the second
+        ([(0, 100.0), (10, 101.0), (20, 5.0)], 10.0),  # another boot
     ],
 )
 def test_pace(looks: list[tuple[int, float]], per_s: float) -> None:
@@ -357,27 +315,6 @@ def test_pace_follows_a_training_that_has_become_slower() -> None:
     looks += [(90 + second, 9.0 + second) for second in range(1, 41)]
 
     assert pace_after(*looks).per_s == pytest.approx(1.0, abs=0.2)
-
-
-def test_look_after_the_memory_counts_most_of_the_pace() -> None:
-    """A look that is ten seconds old counts 1/e of a new one."""
-    slower = pace_after((0, 0.0), (10, 1.0), (20, 11.0))
-
-    assert slower.per_s == pytest.approx(1.0 + 9.0 / math.e)
-
-
-def test_time_in_which_no_step_came_counts_for_the_next_one() -> None:
-    stalled = pace_after((0, 0.0), (10, 1.0), (10, 6.0), (11, 11.0))
-    steady = pace_after((0, 0.0), (10, 1.0), (11, 11.0))
-
-    assert stalled == steady
-
-
-def test_clock_of_another_boot_begins_a_new_count_at_the_old_pace() -> None:
-    pace = pace_after((0, 100.0), (10, 101.0), (20, 5.0))
-
-    assert pace.per_s == 10.0
-    assert pace.observe(21, 6.0).per_s < 10.0
 
 
 @given(_LOOKS)
