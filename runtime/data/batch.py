@@ -220,23 +220,17 @@ def decode(message: npt.NDArray[np.uint8]) -> WholeBatch:
     (length,) = _LENGTH.unpack(message[: _LENGTH.size].tobytes())
     text = message[_LENGTH.size : _LENGTH.size + length].tobytes()
     head = json.loads(text)
-    blocks = _Blocks(message, _padded(_LENGTH.size + length))
-    x, y, weights = (_restore(part, blocks) for part in head["parts"])
-    return WholeBatch(head["number"], (x, y, weights), head["samples"], head["digest"])
+    start = _padded(_LENGTH.size + length)
 
-
-class _Blocks:
-    """Takes one block after the other from a message."""
-
-    def __init__(self, message: npt.NDArray[np.uint8], start: int) -> None:
-        self._message = message
-        self._start = start
-
-    def take(self, length: int) -> npt.NDArray[np.uint8]:
+    def take(length: int) -> npt.NDArray[np.uint8]:
         """Return the next block, which has ``length`` bytes."""
-        block = self._message[self._start : self._start + length]
-        self._start += _padded(length)
+        nonlocal start
+        block = message[start : start + length]
+        start += _padded(length)
         return block
+
+    x, y, weights = (_restore(part, take) for part in head["parts"])
+    return WholeBatch(head["number"], (x, y, weights), head["samples"], head["digest"])
 
 
 def _padded(length: int) -> int:
@@ -260,17 +254,17 @@ def _describe(nest: Nest, pieces: list[Any]) -> Any:
     return {"dtype": dtype, "shape": nest.shape, "bytes": lengths}
 
 
-def _restore(described: Any, blocks: _Blocks) -> Nest:
+def _restore(described: Any, take: Callable[[int], npt.NDArray[np.uint8]]) -> Nest:
     match described:
         case None:
             return None
         case {"dict": items}:
-            return {key: _restore(value, blocks) for key, value in items}
+            return {key: _restore(value, take) for key, value in items}
         case {"ordered dict": items}:
-            return OrderedDict((key, _restore(value, blocks)) for key, value in items)
+            return OrderedDict((key, _restore(value, take)) for key, value in items)
         case {"tuple": items}:
-            return tuple(_restore(value, blocks) for value in items)
-    shape, found = described["shape"], [blocks.take(length) for length in described["bytes"]]
+            return tuple(_restore(value, take) for value in items)
+    shape, found = described["shape"], [take(length) for length in described["bytes"]]
     if len(found) == 1:
         return found[0].view(_dtype_of(described["dtype"])).reshape(shape)
     array = np.empty(int(np.prod(shape)), object)

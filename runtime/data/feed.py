@@ -8,7 +8,7 @@ of, with the model as it is by then.  What the dataset was like comes after that
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
 from typing import Any
 
 from holdfast.recovery.work_plan import NO_END
@@ -16,46 +16,48 @@ from holdfast.runtime.data.batch import OwnRows, Parts, WholeBatch
 from holdfast.runtime.data.samples import class_weights_of
 from holdfast.runtime.data.source import FirstBatches, ForwardSource, PyDatasetSource, Source
 from holdfast.runtime.data.stream import (
-    NO_TURNS,
+    Alone,
     BatchShare,
     BatchStream,
     Mark,
     RowStream,
     SharedStream,
     StreamPosition,
-    Turns,
 )
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.membership import Communicator
 
 
-@dataclass(frozen=True, slots=True)
-class FeedTerms:
-    """How many batches are taken, and how they are weighted.
+class Feed:
+    """Batches by step, read by one worker and shared with all.
 
     Args:
+        source: what is read.
         steps: batches of one epoch, or of one validation.
         class_weight: weights by the class that y names, None for none.
         is_validation: whether all batches of a validation may be wanted again.
         epochs: epochs that are asked for.
     """
 
-    steps: int
-    class_weight: Mapping[int, float] | None = None
-    is_validation: bool = False
-    epochs: int = 1
-
-
-class Feed:
-    """Batches by step, read by one worker and shared with all."""
-
-    def __init__(self, source: Source, terms: FeedTerms) -> None:
+    def __init__(
+        self,
+        source: Source,
+        steps: int,
+        class_weight: Mapping[int, float] | None = None,
+        *,
+        is_validation: bool = False,
+        epochs: int = 1,
+    ) -> None:
         self._source = source
         inner = source.source if isinstance(source, FirstBatches) else source
         self._hearing = inner if isinstance(inner, PyDatasetSource) else None
-        self._terms = terms
+        self.steps = steps
+        """Batches of one epoch, or of one validation."""
+        self._class_weight = class_weight
+        self._is_validation = is_validation
+        self._epochs = epochs
         # A validation that is done again after a death begins anew, and some cannot go back.
-        kept = terms.steps if terms.is_validation and isinstance(source, ForwardSource) else 2
+        kept = steps if is_validation and isinstance(source, ForwardSource) else 2
         self._shared = SharedStream(BatchStream(source), kept)
         rows = getattr(source, "rows", None)
         self._rows = None if rows is None else RowStream(rows)
@@ -67,11 +69,6 @@ class Feed:
     def is_at_end(self) -> bool:
         """Whether the batch of the last step is the last of an epoch without a known end."""
         return self._last is not None and self._last == self._fetched
-
-    @property
-    def steps(self) -> int:
-        """Batches of one epoch, or of one validation."""
-        return self._terms.steps
 
     @property
     def pass_batches(self) -> int | None:
@@ -143,7 +140,7 @@ class Feed:
         """
         each = self._source.batches
         position = StreamPosition(*divmod(batches, each)) if each else StreamPosition(0, batches)
-        if self._terms.is_validation:
+        if self._is_validation:
             position = self._of_validation(*divmod(batches, self.steps))
         elif self._looks_ahead:
             position = StreamPosition(0, batches + 1)  # as far as the reader has looked
@@ -154,7 +151,7 @@ class Feed:
         self,
         step: int,
         communicator: Communicator,
-        turns: Turns = NO_TURNS,
+        alone: Alone = nullcontext,
         share: BatchShare | None = None,
     ) -> WholeBatch | OwnRows:
         """Return the batch of update ``step`` of the stage, from 0; all workers call this.
@@ -167,18 +164,18 @@ class Feed:
         """
         each = self._source.batches
         position = StreamPosition(*divmod(step, each)) if each else StreamPosition(0, step)
-        batch = self._fetch(position, communicator, turns, share)
+        batch = self._fetch(position, communicator, alone, share)
         if self._looks_ahead:
-            self._look_ahead(position, communicator, turns)
+            self._look_ahead(position, communicator, alone)
         return batch
 
     @property
     def _looks_ahead(self) -> bool:
         """Whether the last batch is known by the end after it only."""
-        return self._terms.steps >= NO_END and not self._source.repeats
+        return self.steps >= NO_END and not self._source.repeats
 
     def _look_ahead(
-        self, position: StreamPosition, communicator: Communicator, turns: Turns
+        self, position: StreamPosition, communicator: Communicator, alone: Alone
     ) -> None:
         """Look whether the batch at ``position`` is the last one: its step ends the epoch then.
 
@@ -186,12 +183,12 @@ class Feed:
             ProgramError: it is, and another epoch is asked for.
         """
         self._fetched, after = position, position.within + 1
-        if self._shared.has(StreamPosition(position.passing, after), communicator, turns):
+        if self._shared.has(StreamPosition(position.passing, after), communicator, alone):
             return
         self._last = position
-        if self._terms.epochs > 1:
+        if self._epochs > 1:
             raise ProgramError(
-                f"{self.name} ended after {after} batches, and fit(epochs={self._terms.epochs}) "
+                f"{self.name} ended after {after} batches, and fit(epochs={self._epochs}) "
                 f"reads it more than once: give epochs=1, steps_per_epoch, or a tf.data.Dataset "
                 f"with assert_cardinality({after})"
             )
@@ -200,7 +197,7 @@ class Feed:
         self,
         number: tuple[int, int],
         communicator: Communicator,
-        turns: Turns = NO_TURNS,
+        alone: Alone = nullcontext,
         share: BatchShare | None = None,
     ) -> WholeBatch | OwnRows:
         """Return a batch of a validation, ``number``, both counted from 0; all workers call this.
@@ -211,7 +208,7 @@ class Feed:
             WorldBroken: a member died.
             ProgramError: there is no such batch.
         """
-        return self._fetch(self._of_validation(*number), communicator, turns, share)
+        return self._fetch(self._of_validation(*number), communicator, alone, share)
 
     def _of_validation(self, validation: int, step: int) -> StreamPosition:
         """Return the position of a batch: each validation begins a pass, as in Keras."""
@@ -224,28 +221,28 @@ class Feed:
     def parts(self, batch: WholeBatch | OwnRows, start: int, stop: int) -> Parts:
         """Return the samples ``start <= sample < stop`` of a batch, with their weights."""
         x, y, weights = batch.rows(start, stop)
-        if self._terms.class_weight is not None:
-            weights = class_weights_of(y, self._terms.class_weight)
+        if self._class_weight is not None:
+            weights = class_weights_of(y, self._class_weight)
         return x, y, weights
 
     def _fetch(
         self,
         position: StreamPosition,
         communicator: Communicator,
-        turns: Turns,
+        alone: Alone,
         share: BatchShare | None,
     ) -> WholeBatch | OwnRows:
         if self._hearing is not None:  # on all workers: another one may read the next batch
             calls = self._hearing.calls_before(position.passing, position.within)
             if calls > self._hearing.told:
-                with turns.needing_no_peer():
+                with alone():
                     self._hearing.tell(calls)
         batch: WholeBatch | OwnRows | None
         if self._rows is not None and share is not None:
-            with turns.needing_no_peer():
+            with alone():
                 batch = self._rows.fetch(position, share)
         else:
-            batch = self._shared.fetch(position, communicator, turns)
+            batch = self._shared.fetch(position, communicator, alone)
         if batch is None:
             raise ProgramError(
                 f"{self._source.name} ended before {position.words}: give .repeat(), a "

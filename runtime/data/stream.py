@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -149,20 +149,8 @@ class _Answer:
 _NOTHING = _Answer(_Kind.END, np.zeros(0, np.uint8))
 
 
-class Turns(Protocol):
-    """Takes note of work that no peer has to help with."""
-
-    def needing_no_peer(self) -> AbstractContextManager[object]:
-        """Note such work, while the peers may wait for this worker."""
-
-
-class _NoTurns:
-    def needing_no_peer(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-
-NO_TURNS: Turns = _NoTurns()
-"""Nobody watches how long the reading takes."""
+Alone: TypeAlias = Callable[[], AbstractContextManager[object]]
+"""Makes the context of work that no peer has to help with, while peers may wait for this worker."""
 
 
 class SharedStream:
@@ -193,7 +181,7 @@ class SharedStream:
         return self._first
 
     def fetch(
-        self, position: StreamPosition, communicator: Communicator, turns: Turns = NO_TURNS
+        self, position: StreamPosition, communicator: Communicator, alone: Alone = nullcontext
     ) -> WholeBatch | None:
         """Return the batch at ``position``, None if the pass ends before it.
 
@@ -205,16 +193,19 @@ class SharedStream:
                 on all workers alike.
         """
         if communicator.size == 1:
-            with turns.needing_no_peer():
+            with alone():
                 batch = self._find(position)
         else:
-            batch = self._fetch_together(position, communicator, turns)
+            answer = self._shared_answer(position, communicator, alone)
+            batch = None if answer.kind is _Kind.END else decode(answer.payload)
+            if batch is not None and answer.kind is _Kind.CHECKED:
+                self._compare(position, batch.digest, communicator, alone)
         if batch is not None:
             self._keep(position, batch)
         return batch
 
     def has(
-        self, position: StreamPosition, communicator: Communicator, turns: Turns = NO_TURNS
+        self, position: StreamPosition, communicator: Communicator, alone: Alone = nullcontext
     ) -> bool:
         """Return whether there is a batch at ``position``; all workers call this alike.
 
@@ -222,15 +213,10 @@ class SharedStream:
             WorldBroken: a member died.
             ProgramError: the pipeline gives something else than batches.
         """
-        answer = _NOTHING
-        if communicator.rank == 0:
-            with turns.needing_no_peer():
-                answer = self._answer(position, is_wanted=False)
-        if communicator.size > 1:
-            answer = _broadcast(answer, communicator)
-        if answer.kind is _Kind.ERROR:
-            raise ProgramError(answer.payload.tobytes().decode())
-        return answer.kind is not _Kind.END
+        return (
+            self._shared_answer(position, communicator, alone, is_wanted=False).kind
+            is not _Kind.END
+        )
 
     def release(self) -> None:
         """Let this worker's own pass go, until it reads again."""
@@ -241,26 +227,26 @@ class SharedStream:
         self.mark = mark
         self._is_checked = True
 
-    def _fetch_together(
-        self, position: StreamPosition, communicator: Communicator, turns: Turns
-    ) -> WholeBatch | None:
+    def _shared_answer(
+        self,
+        position: StreamPosition,
+        communicator: Communicator,
+        alone: Alone,
+        *,
+        is_wanted: bool = True,
+    ) -> _Answer:
+        """Return what the lowest rank has found at ``position``; raise its error on all ranks."""
         answer = _NOTHING
         if communicator.rank == 0:
-            with turns.needing_no_peer():
-                answer = self._answer(position)
-        answer = _broadcast(answer, communicator)
+            with alone():
+                answer = self._own_answer(position, is_wanted=is_wanted)
+        if communicator.size > 1:
+            answer = _broadcast(answer, communicator)
         if answer.kind is _Kind.ERROR:
             raise ProgramError(answer.payload.tobytes().decode())
-        batch = None if answer.kind is _Kind.END else decode(answer.payload)
-        if batch is not None and answer.kind is _Kind.CHECKED:
-            digest = batch.digest
-            if communicator.rank:
-                with turns.needing_no_peer():
-                    digest = self._own_digest(position)
-            self._compare(position, digest, communicator)
-        return batch
+        return answer
 
-    def _answer(self, position: StreamPosition, *, is_wanted: bool = True) -> _Answer:
+    def _own_answer(self, position: StreamPosition, *, is_wanted: bool) -> _Answer:
         """Return what is at ``position``, without the batch itself unless it is wanted."""
         try:
             batch = self._find(position)
@@ -282,14 +268,15 @@ class SharedStream:
             self._recent[position] = batch
         return batch
 
-    def _own_digest(self, position: StreamPosition) -> int:
-        """Return the digest of the batch that this worker reads itself, 0 without one."""
-        own = self._find(position)
-        self._stream.release()
-        return 0 if own is None else own.digest
-
-    def _compare(self, position: StreamPosition, digest: int, communicator: Communicator) -> None:
+    def _compare(
+        self, position: StreamPosition, digest: int, communicator: Communicator, alone: Alone
+    ) -> None:
         """Compare the first batch of the launch with the one that each worker has read itself."""
+        if communicator.rank:
+            with alone():
+                own = self._find(position)
+                self._stream.release()
+                digest = 0 if own is None else own.digest
         digests = communicator.allgather_bytes(digest.to_bytes(8, "little"))
         self._is_checked = True
         if len(set(digests)) > 1:
@@ -365,12 +352,8 @@ def _broadcast(answer: _Answer, communicator: Communicator) -> _Answer:
     return _Answer(_Kind(kind), payload)
 
 
-@dataclass(frozen=True, slots=True)
-class _Element:
-    """An element, or the error in its place; StopIteration is the end."""
-
-    element: Any
-    error: Exception | None = None
+_Element: TypeAlias = tuple[Any, Exception | None]
+"""An element, or the error in its place; StopIteration is the end."""
 
 
 class ReadAhead(Iterator[Any]):
@@ -391,11 +374,10 @@ class ReadAhead(Iterator[Any]):
     def __next__(self) -> Any:
         """Return the next element, and begin to read the one after it."""
         if self._error is None:
-            answer = self._answers.get()
-            if answer.error is None:
+            element, self._error = self._answers.get()
+            if self._error is None:
                 self._wishes.put(True)
-                return answer.element
-            self._error = answer.error
+                return element
         if isinstance(self._error, StopIteration):
             raise StopIteration  # that one's traceback would hold this object, which holds it
         raise self._error
@@ -415,12 +397,12 @@ def _read(
     """
     while wishes.get():
         try:
-            answers.put(_Element(next(elements)))
+            answers.put((next(elements), None))
         except StopIteration:
-            answers.put(_Element(None, StopIteration()))
+            answers.put((None, StopIteration()))
             return
         except Exception as error:  # the user's code
-            answers.put(_Element(None, _without_this_frame(error)))
+            answers.put((None, _without_this_frame(error)))
 
 
 def _without_this_frame(error: Exception) -> Exception:

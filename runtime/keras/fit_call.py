@@ -21,7 +21,7 @@ from holdfast.checkpoint.errors import CheckpointInvalid, StorageFailed
 from holdfast.checkpoint.reader import StateReader
 from holdfast.recovery.order import chain
 from holdfast.recovery.work_plan import NO_END
-from holdfast.runtime.data.feed import Feed, FeedTerms, check_class_weight, check_steps, steps_of
+from holdfast.runtime.data.feed import Feed, check_class_weight, check_steps, steps_of
 from holdfast.runtime.data.samples import (
     MOST_PARTS,
     ArrayData,
@@ -440,7 +440,7 @@ def training_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
             f"{source.name} has no known end, and fit() no steps_per_epoch: the epoch goes on "
             "until its data end, or a callback sets model.stop_training"
         )
-    feed = Feed(source, FeedTerms(steps, call.class_weight, epochs=call.epochs_to_train))
+    feed = Feed(source, steps, call.class_weight, epochs=call.epochs_to_train)
     check_class_weight(call.class_weight, feed.first().parts)
     return feed
 
@@ -461,7 +461,7 @@ def validation_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
         tell=tell,
     )
     steps = steps_of(source, _asked(source, call, call.validation_steps), "validation_steps")
-    feed = Feed(source, FeedTerms(steps, is_validation=True))
+    feed = Feed(source, steps, is_validation=True)
     feed.first()  # now, on every worker: some pipelines cannot go back to it later
     return feed
 

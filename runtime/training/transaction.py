@@ -262,7 +262,7 @@ class BatchLeaves:
         self._first = 0 if plan.is_epoch_start(cursor) else cursor.ledger.samples
         share = BatchShare(frozenset(leaves), self._order.bounds)
         step = cursor.step - plan.begin
-        self._batch = self._feed.train_batch(step, communicator, self._notes, share)
+        self._batch = self._feed.train_batch(step, communicator, self._notes.needing_no_peer, share)
 
     def fill(self, index: int, m: int, out: FloatVector) -> tuple[int, int]:
         """Compute the gradients of part ``m`` of the batch of update ``index``."""
@@ -302,7 +302,9 @@ class BatchValidationLeaves:
         for step in range(self._feed.steps):
             number = cursor.evaluations, step
             self._notes.enter(Activity.READ)
-            batch = self._feed.validation_batch(number, communicator, self._notes, share)
+            batch = self._feed.validation_batch(
+                number, communicator, self._notes.needing_no_peer, share
+            )
             with self._notes.needing_no_peer():
                 for m, leaf in self._leaves.items():
                     self._add(leaf, batch, (cursor.step, m, step, first))

@@ -12,7 +12,7 @@ from fake_communicator import FakeCommunicator, run_world
 from local_communicator import LocalCommunicator
 
 from holdfast.recovery.work_plan import NO_END
-from holdfast.runtime.data.feed import Feed, FeedTerms, steps_of
+from holdfast.runtime.data.feed import Feed, steps_of
 from holdfast.runtime.data.source import ForwardSource, forward
 from holdfast.runtime.data.stream import BatchStream, Mark, SharedStream, StreamPosition
 from holdfast.runtime.errors import ProgramError
@@ -55,7 +55,7 @@ def value_of(batch: Any) -> int:
 
 def test_step_that_is_done_again_gets_its_batch_without_reading() -> None:
     source = Numbers()
-    feed = Feed(source, FeedTerms(BATCHES))
+    feed = Feed(source, BATCHES)
     for step in (0, 1, 1, 0, 2):
         assert value_of(feed.train_batch(step, LocalCommunicator())) == step
     assert source.read == [(0, 0), (0, 1), (0, 2)]
@@ -63,14 +63,14 @@ def test_step_that_is_done_again_gets_its_batch_without_reading() -> None:
 
 def test_relaunch_reads_the_pass_of_its_step_again() -> None:
     source = Numbers()
-    feed = Feed(source, FeedTerms(BATCHES))
+    feed = Feed(source, BATCHES)
     assert value_of(feed.train_batch(6, LocalCommunicator())) == 12
     assert source.read == [(1, 0), (1, 1), (1, 2)]
 
 
 def run(sources: list[Any], steps: int, begin: int = 0) -> list[Any]:
     def member(communicator: FakeCommunicator) -> list[int]:
-        feed = Feed(sources[communicator.rank], FeedTerms(BATCHES))
+        feed = Feed(sources[communicator.rank], BATCHES)
         found = [value_of(feed.train_batch(begin + step, communicator)) for step in range(steps)]
         communicator.agree(1)
         return found
@@ -121,7 +121,7 @@ def test_no_worker_seems_to_wait_while_it_reads_its_own_first_batch() -> None:
     def member(communicator: FakeCommunicator) -> None:
         notes = Notes()
         source = WatchedNumbers(notes)
-        Feed(source, FeedTerms(BATCHES)).train_batch(0, communicator, notes)
+        Feed(source, BATCHES).train_batch(0, communicator, notes.needing_no_peer)
         communicator.agree(1)
         if communicator.rank:
             done.append(source.done)
@@ -137,10 +137,10 @@ def test_pipeline_that_differs_between_workers_is_named_and_not_trained() -> Non
 
 def test_next_reader_compares_what_the_first_one_has_sent() -> None:
     good, changed = Numbers(), Numbers({(1, 1): 5})
-    seen = Feed(good, FeedTerms(BATCHES))
+    seen = Feed(good, BATCHES)
     for step in range(7):
         seen.train_batch(step, LocalCommunicator())
-    same, other = Feed(Numbers(), FeedTerms(BATCHES)), Feed(changed, FeedTerms(BATCHES))
+    same, other = Feed(Numbers(), BATCHES), Feed(changed, BATCHES)
     for feed in (same, other):
         feed.resume(seen.mark)
     assert value_of(same.train_batch(7, LocalCommunicator())) == 13
@@ -160,7 +160,7 @@ def test_error_of_the_reader_is_that_of_all() -> None:
     def member(communicator: FakeCommunicator) -> None:
         source = Broken() if communicator.rank == 0 else Numbers()
         try:
-            Feed(source, FeedTerms(2)).train_batch(0, communicator)
+            Feed(source, 2).train_batch(0, communicator)
         except ProgramError as error:
             failed.append(str(error))
 
@@ -187,7 +187,7 @@ def test_mark_of_survivors_is_that_of_the_reader() -> None:
 
 def test_forward_source_reads_what_came_before() -> None:
     numbers = Numbers()
-    feed = Feed(forward(numbers), FeedTerms(BATCHES))
+    feed = Feed(forward(numbers), BATCHES)
     assert value_of(feed.train_batch(6, LocalCommunicator())) == 12
     assert numbers.read == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2)]
 
@@ -201,7 +201,7 @@ def test_next_feed_goes_on_alike_whoever_has_read() -> None:
         generator, found = endless(), []
         for _ in range(2):
             source = ForwardSource("the generator", lambda: generator, np.asarray, is_endless=True)
-            feed = Feed(source, FeedTerms(3))
+            feed = Feed(source, 3)
             found += [value_of(feed.train_batch(step, communicator)) for step in range(3)]
             feed.leave(3)
         found.append(int(next(generator)[0][0, 0]))
@@ -213,14 +213,14 @@ def test_next_feed_goes_on_alike_whoever_has_read() -> None:
 
 def test_feed_is_left_after_whole_passes() -> None:
     source = Numbers()
-    Feed(source, FeedTerms(BATCHES)).leave(2 * BATCHES + 1)
+    Feed(source, BATCHES).leave(2 * BATCHES + 1)
     assert source.left == (2, 1)
 
 
 def test_validation_that_never_came_leaves_its_first_batch_read() -> None:
     generator = iter([(np.full((3, 1), value), np.arange(3)) for value in range(3)])
     source = ForwardSource("the generator", lambda: generator, np.asarray, is_endless=True)
-    feed = Feed(source, FeedTerms(2, is_validation=True))
+    feed = Feed(source, 2, is_validation=True)
     feed.first()  # on every worker: a model is prepared for its shapes
 
     feed.leave(0)
@@ -231,7 +231,7 @@ def test_validation_that_never_came_leaves_its_first_batch_read() -> None:
 @pytest.mark.parametrize("read", [3, 0])
 def test_parts_of_passes_that_validate_are_left_alike(read: int) -> None:
     numbers = Numbers()
-    feed = Feed(forward(numbers), FeedTerms(2, is_validation=True))
+    feed = Feed(forward(numbers), 2, is_validation=True)
     feed.first()
     for number in range(read):
         for step in range(2):
@@ -244,7 +244,7 @@ def test_parts_of_passes_that_validate_are_left_alike(read: int) -> None:
 
 def test_pipeline_that_ends_too_early_is_named() -> None:
     source = ForwardSource("the generator", lambda: iter([(np.zeros((2, 1)),)]), np.asarray)
-    feed = Feed(source, FeedTerms(2))
+    feed = Feed(source, 2)
     feed.train_batch(0, LocalCommunicator())
     words = r"the generator ended before batch 2 of pass 1: .*assert_cardinality\(1\)"
     with pytest.raises(ProgramError, match=words):
@@ -254,7 +254,7 @@ def test_pipeline_that_ends_too_early_is_named() -> None:
 def test_validation_of_a_pipeline_that_repeats_itself_has_several_passes() -> None:
     source = Numbers()
     source.repeats = True
-    feed = Feed(source, FeedTerms(6, is_validation=True))
+    feed = Feed(source, 6, is_validation=True)
     found = [value_of(feed.validation_batch((1, step), LocalCommunicator())) for step in range(6)]
     assert found == [20, 21, 22, 23, 30, 31]
     feed.leave(12)

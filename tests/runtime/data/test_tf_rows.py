@@ -12,7 +12,7 @@ from local_communicator import LocalCommunicator
 
 from holdfast.recovery.order import BatchOrder
 from holdfast.runtime.data.batch import OwnRows, WholeBatch
-from holdfast.runtime.data.feed import Feed, FeedTerms
+from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.data.stream import BatchShare
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.replica import leaves
@@ -194,7 +194,7 @@ def feed(dataset: Any) -> Feed:
     from holdfast.runtime.data.tf_source import dataset_source
 
     source = dataset_source(dataset, SEED)
-    return Feed(source, FeedTerms(source.batches or 5))
+    return Feed(source, source.batches or 5)
 
 
 def share(microbatches: int, parts: Iterable[int]) -> BatchShare:

@@ -12,7 +12,7 @@ import pytest
 from local_communicator import LocalCommunicator
 
 from holdfast.runtime.data.batch import make_batch
-from holdfast.runtime.data.feed import Feed, FeedTerms, steps_of
+from holdfast.runtime.data.feed import Feed, steps_of
 from holdfast.runtime.data.source import ForwardSource
 from holdfast.runtime.data.tf_graph import pass_seeds
 from holdfast.runtime.errors import ProgramError
@@ -228,7 +228,7 @@ def _feed(dataset: Any, steps: int | None) -> Feed:
     from holdfast.runtime.data.tf_source import source_of
 
     source = source_of(dataset, SEED, passes=Passes.SHUFFLED, steps=steps, tell=lambda text: None)
-    return Feed(source, FeedTerms(steps_of(source, steps, "steps_per_epoch")))
+    return Feed(source, steps_of(source, steps, "steps_per_epoch"))
 
 
 def _through_python(numbers: Any) -> Any:
@@ -421,7 +421,7 @@ def scaled(variable: Any) -> Any:
 def feed(dataset: Any) -> Feed:
     from holdfast.runtime.data.tf_source import dataset_source
 
-    return Feed(dataset_source(dataset, 7), FeedTerms(BATCHES))
+    return Feed(dataset_source(dataset, 7), BATCHES)
 
 
 def read(found: Feed, step: int) -> float:

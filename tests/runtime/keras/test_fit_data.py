@@ -11,7 +11,7 @@ import pytest
 from local_communicator import LocalCommunicator
 
 from holdfast.recovery.work_plan import NO_END
-from holdfast.runtime.data.feed import Feed, FeedTerms, Pipelines
+from holdfast.runtime.data.feed import Feed, Pipelines
 from holdfast.runtime.data.samples import ArrayData
 from holdfast.runtime.data.source import generator_source
 from holdfast.runtime.errors import ProgramError
@@ -204,7 +204,7 @@ def test_steps_of_validation_hold_for_all_kinds_of_validation_data(steps: int | 
 def feed(*values: int) -> Feed:
     """Return batches of these values, which can only be read one after the other."""
     elements = (np.full((2, 1), value, np.float32) for value in values)
-    return Feed(generator_source(elements), FeedTerms(steps=len(values)))
+    return Feed(generator_source(elements), len(values))
 
 
 def read(source: Feed, *steps: int) -> list[float]:

@@ -15,7 +15,7 @@ from rounds_callback_host import RoundsCallbackHost
 from simulation import TinyReplica
 
 from holdfast.recovery.ledger import Cursor, Ledger
-from holdfast.runtime.data.feed import Feed, FeedTerms, Pipelines
+from holdfast.runtime.data.feed import Feed, Pipelines
 from holdfast.runtime.data.source import generator_source
 from holdfast.runtime.exchange.membership import WorldBroken
 from holdfast.runtime.script.draws import go_on_from
@@ -79,7 +79,7 @@ def test_manifest_tells_what_the_callback_host_knows_and_whether_it_has_ended_th
 
 def test_mark_of_the_last_batch_stands_beside_the_notes_of_the_callback_host() -> None:
     elements = (np.full((2, 1), value, np.float32) for value in (1, 2, 3))
-    feed = Feed(generator_source(elements), FeedTerms(steps=3))
+    feed = Feed(generator_source(elements), 3)
     of_host = rounds(1.0).callback_host
     state = TrainingState(TinyReplica(), of_host, Pipelines(feed))
     feed.train_batch(0, LocalCommunicator())

@@ -33,7 +33,7 @@ from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.fault import Fault, Site
 from holdfast.recovery.reduction import ReductionPlan, plan_reduction
 from holdfast.recovery.world import Assignment, WorkerId, World, assign
-from holdfast.runtime.data.feed import Feed, FeedTerms
+from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.data.source import forward
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.run.numerics import Numerics
@@ -366,13 +366,13 @@ class Drawn:
 
 
 def by_passes() -> tuple[Feed, Feed]:
-    terms = FeedTerms(len(SIZES), is_validation=True)
-    return Feed(Drawn(), FeedTerms(len(SIZES))), Feed(Drawn(), terms)
+    return Feed(Drawn(), len(SIZES)), Feed(Drawn(), len(SIZES), is_validation=True)
 
 
 def only_read_on() -> tuple[Feed, Feed]:
-    terms = FeedTerms(len(SIZES), is_validation=True)
-    return Feed(forward(Drawn()), FeedTerms(len(SIZES))), Feed(forward(Drawn()), terms)
+    return Feed(forward(Drawn()), len(SIZES)), Feed(
+        forward(Drawn()), len(SIZES), is_validation=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -434,10 +434,10 @@ def test_relaunch_on_a_pipeline_that_has_changed_is_refused(
     tmp_path: Path, numerics: Numerics
 ) -> None:
     def changed() -> tuple[Feed, None]:
-        return Feed(Drawn(also=1), FeedTerms(len(SIZES))), None
+        return Feed(Drawn(also=1), len(SIZES)), None
 
     def as_it_was() -> tuple[Feed, None]:
-        return Feed(Drawn(), FeedTerms(len(SIZES))), None
+        return Feed(Drawn(), len(SIZES)), None
 
     faults = tuple(Fault(KILL, WorkerId(worker), 6, Site.COMPUTE) for worker in (0, 1))
     job = SimulatedJob(tmp_path / "run", numerics, as_it_was)

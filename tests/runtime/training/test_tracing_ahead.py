@@ -10,7 +10,7 @@ import pytest
 from configs import worker_config
 from simulation import FEATURES, TinyReplica, data
 
-from holdfast.runtime.data.feed import Feed, FeedTerms
+from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.data.samples import ArrayData, Data, SampleIds, Samples
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.numerics import Numerics
@@ -96,7 +96,7 @@ def test_one_shape_is_prepared_at_a_time_and_only_its_samples_are_read() -> None
 
 def test_pipeline_is_prepared_for_by_its_first_batch() -> None:
     replica = Preparing()
-    preparation = Preparation(replica, job(Feed(Batches(), FeedTerms(2))))
+    preparation = Preparation(replica, job(Feed(Batches(), 2)))
 
     for _ in range(12):
         preparation.prepare_next()

@@ -17,7 +17,7 @@ from holdfast.recovery.ledger import Cursor, Ledger, fingerprint
 from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
 from holdfast.recovery.schedule import Auto, EachEpoch, EverySeconds, EverySteps, Schedule
 from holdfast.recovery.work_plan import Work
-from holdfast.runtime.data.feed import Feed, FeedTerms
+from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.data.samples import Data, SampleIds, Samples
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.run.numerics import Numerics
@@ -73,7 +73,7 @@ class Bare(Data):
 
 
 def feed(*, repeats: bool = False) -> Feed:
-    return Feed(Pipeline(repeats=repeats), FeedTerms(3))
+    return Feed(Pipeline(repeats=repeats), 3)
 
 
 def job(

@@ -18,7 +18,7 @@ from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import WorkerId, World, assign
 from holdfast.runtime.data.batch import OwnRows
-from holdfast.runtime.data.feed import Feed, FeedTerms
+from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.data.samples import read_microbatch
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.model.replica import Microbatch
@@ -283,13 +283,13 @@ def batch_training(
 ) -> BatchLeaves:
     plan = WorkPlan(len(SIZES), 2, has_validation=False, save_every=None, begin=begin)
     order = BatchOrder(7, len(SIZES), parts)
-    return BatchLeaves(watching, Feed(source or Drawn(), FeedTerms(3)), order, plan, page)
+    return BatchLeaves(watching, Feed(source or Drawn(), 3), order, plan, page)
 
 
 def batch_validation(
     page: WorkerStatus, watching: Watching, parts: int = THREE, source: Drawn | None = None
 ) -> BatchValidationLeaves:
-    feed = Feed(source or Drawn(), FeedTerms(len(SIZES), is_validation=True))
+    feed = Feed(source or Drawn(), len(SIZES), is_validation=True)
     return BatchValidationLeaves(watching, feed, BatchOrder(7, len(SIZES), parts), page)
 
 
