@@ -59,8 +59,9 @@ LEAST_COST_S = 0.01
 """A lower cost than this cannot be told from the noise of a step."""
 
 _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)")
-_HELP = 'give a number of steps (100), a time ("90s", "10min", "2h"), "epoch" or "auto"'
+_DURATION = re.compile(rf"([0-9]+(?:\.[0-9]+)?)\s*({'|'.join(_UNITS)})")
+_CLOCK = re.compile(r"(?:([0-9]{1,9})-)?(?:([0-9]{1,9}):)?([0-9]{1,9}):([0-9]{1,9})")
+_HELP = 'give a number of steps (100), a time ("90s", "10min", "1:30:00"), "epoch" or "auto"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +162,27 @@ def _every_steps(steps: int) -> EverySteps:
 
 
 def _every_seconds(text: str, value: str) -> EverySeconds:
-    match = _DURATION.fullmatch(text)
-    if match is None:
+    seconds = seconds_of(text)
+    if seconds is None:
         raise ScheduleSyntaxError(f"{value!r} is not a valid time to save: {_HELP}")
-    if match[2] not in _UNITS:
-        raise ScheduleSyntaxError(
-            f"{value!r} has the unit {match[2]!r}; units of time are {', '.join(_UNITS)}"
-        )
-    seconds = float(match[1]) * _UNITS[match[2]]
     if not 0 < seconds < math.inf:
         raise ScheduleSyntaxError(f"the time between checkpoints must be positive, got {value!r}")
     return EverySeconds(seconds)
+
+
+def seconds_of(text: str) -> float | None:
+    """Return the seconds of ``90min`` or ``1-12:00:00``, None for any other text."""
+    match = _DURATION.fullmatch(text)
+    return clock_s(text) if match is None else float(match[1]) * _UNITS[match[2]]
+
+
+def clock_s(text: str) -> float | None:
+    """Return the seconds of ``[days-][hours:]minutes:seconds``, None for any other text."""
+    match = _CLOCK.fullmatch(text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def best_interval_s(cost_s: float, mean_time_between_failures_s: float) -> float:

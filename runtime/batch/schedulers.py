@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.recovery.placement import HostSlots, total_slots
+from holdfast.recovery.schedule import clock_s
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.system.own_process import answer_of
 from holdfast.runtime.system.processes import ancestors_names
@@ -54,7 +55,6 @@ _INTERACTIVE_STEP = "4294967290"
 """The step in which ``salloc`` opens a shell on the first node, where sites want it there."""
 
 _PIECE = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
-_CLOCK = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 CHAIN = "HOLDFAST_CHAIN"
@@ -275,15 +275,6 @@ def refuse_mpi_copies(
 def whole_number(text: str | None, default: int = 0) -> int:
     """Return the number in a variable, ``default`` if it holds none."""
     return int(text) if text is not None and text.isdecimal() else default
-
-
-def clock_s(text: str) -> float | None:
-    """Return the seconds of ``[days-][hours:]minutes:seconds``, None for any other text."""
-    match = _CLOCK.fullmatch(text)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _read_slurm(environ: Mapping[str, str], lines: Lines) -> Allocation | None:

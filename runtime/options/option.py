@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 
 from holdfast.recovery.errors import RecoveryError
 from holdfast.recovery.placement import HostSlots
-from holdfast.runtime.batch.schedulers import clock_s
+from holdfast.recovery.schedule import seconds_of
 from holdfast.runtime.errors import UsageError
 
 Reader: TypeAlias = Callable[[Any], Any]
@@ -40,7 +40,6 @@ _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 _FALSE = frozenset({"0", "false", "no", "off", "n", "f"})
 
 _BYTES = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)")
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)")
 _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 _PREFIXES = ("", "k", "m", "g", "t", "p")
 _UNITS = {
@@ -48,7 +47,6 @@ _UNITS = {
     **{f"{prefix}b": 1000**power for power, prefix in enumerate(_PREFIXES)},
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate(_PREFIXES) if prefix},
 }
-_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _TIMES = 'give seconds (5400), a time with its unit ("90min", "2h") or hours:minutes:seconds'
 
 _SLOTS, _MOST = "slots", "max_slots"
@@ -176,11 +174,8 @@ def read_duration(value: Any) -> float:
     text = "" if isinstance(value, bool) else str(value).strip().lower()
     if text == "never":
         return 0.0
-    seconds = clock_s(text)
-    match = _DURATION.fullmatch(text)
-    if match is not None and match[2] in _SECONDS:
-        seconds = float(match[1]) * _SECONDS[match[2]]
-    elif seconds is None:
+    seconds = seconds_of(text)
+    if seconds is None:
         try:
             seconds = float(text)
         except ValueError:
