@@ -83,31 +83,14 @@ class ChangeDetector(Generic[Key]):
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
-    """A time in which no process of a job ran, in seconds of the host's clock."""
-
-    began: float
-    ended: float
-
-    @property
-    def seconds(self) -> float:
-        """How long it was."""
-        return self.ended - self.began
-
-    def overlaps(self, other: Pause) -> bool:
-        """Return whether both are one pause, seen by two observers."""
-        return self.began < other.ended and other.began < self.ended
-
-
-@dataclass(frozen=True, slots=True)
 class PauseWatch:
     """The job at the last look; each look makes a new watch."""
 
     beat_s: float
     """The seconds between two beats of a worker that runs."""
     looked_at: float | None = None
-    pause: Pause | None = None
-    """The pause that has ended with this look, None if there was none."""
+    pause_s: float = 0.0
+    """The seconds of the pause that has ended with this look, 0 if there was none."""
     _counters: Mapping[WorkerId, int] = field(default_factory=dict, repr=False)
 
     def observe(self, counters: Mapping[WorkerId, int], now: float) -> PauseWatch:
@@ -120,5 +103,5 @@ class PauseWatch:
             if worker in self._counters
         )
         is_pause = now - began >= _LEAST_S and not was_awake
-        pause = Pause(began, now) if is_pause else None
-        return replace(self, looked_at=now, pause=pause, _counters=dict(counters))
+        pause_s = now - began if is_pause else 0.0
+        return replace(self, looked_at=now, pause_s=pause_s, _counters=dict(counters))

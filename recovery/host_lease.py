@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from holdfast.recovery.detector import counted_s
+
 LEASE_SHARE = 0.8
 """A lease's part of the time after which the head gives a host up."""
 
@@ -68,7 +70,7 @@ class HostPings:
 
     def polled(self, now: float) -> HostPings:
         """Return the state at ``now``."""
-        passed = min(max(0.0, now - self.polled_at), self.timeout_s / 4)
+        passed = counted_s(self.polled_at, now, self.timeout_s / 4)
         return replace(
             self,
             polled_at=now,

@@ -1,6 +1,6 @@
 """The other hosts of a job: started, tried again when they were lost, and given their workers.
 
-`recovery.host_roster` says which of them take workers, and when a lost one is tried again.
+`recovery.placement` says which of them take workers, and when a lost one is tried again.
 """
 
 from __future__ import annotations

@@ -219,10 +219,10 @@ class Agent:
     def _tell_pause(self) -> None:
         """Tell that the whole job stood still until now, if it has."""
         counters = {hosted.worker: hosted.page.counter for hosted in self.launch.workers}
-        self._pauses = self._pauses.observe(counters, time.monotonic())
-        pause = self._pauses.pause
-        if pause is not None:
-            self.tell(Paused(round(pause.seconds, 6), pause.ended))
+        now = time.monotonic()
+        self._pauses = self._pauses.observe(counters, now)
+        if self._pauses.pause_s:
+            self.tell(Paused(round(self._pauses.pause_s, 6), until=now))
 
     @property
     def _pause_s(self) -> float:

@@ -136,7 +136,12 @@ def test_command_takes_only_its_own_options_from_environment_and_file() -> None:
             {},
             "^HOLDFAST_SAVE_EVERY: 'often' is not a valid time to save",
         ),
-        ({}, {}, {"save_every": "10mn"}, "^holdfast.toml save-every: '10mn' is not a valid time to save"),
+        (
+            {},
+            {},
+            {"save_every": "10mn"},
+            "^holdfast.toml save-every: '10mn' is not a valid time",
+        ),
         ({}, {}, {"workers": 0}, "^holdfast.toml workers must be at least 1, got 0"),
     ],
 )
