@@ -191,7 +191,9 @@ class WorkerExited(
     fenced: bool = False
     generation: int | None = None
     limit: str | None = None
-    """The limit that it was killed for: heartbeat, stall, standstill, unkillable or host."""
+    """The limit that it was killed for: heartbeat, stall (all others waited for it), failed (its
+    script has caught an error), standstill (all waited for each other), reading, leaving,
+    unkillable, or host."""
     launch_rank: int | None = None
     host: str | None = None
     """The name of its host, if the job has several."""
