@@ -31,6 +31,7 @@ from holdfast.runtime.run.live_line import Pace, next_save_of
 from holdfast.runtime.run.progress import (
     AFTER_TRAINING,
     CONCLUDING,
+    LaunchReport,
     StepReport,
     WorkerReport,
     duration,
@@ -142,15 +143,13 @@ def job_status(
     """
     monotonic, wall = now_s
     job = newest_job(entries)
-    seen: Mapping[str, Any] = {} if answer is None else answer.seen
-    progress, phase = StepReport.of(seen.get("progress")), seen.get("phase")
+    seen = LaunchReport() if answer is None else answer.seen
+    progress, phase = seen.progress, seen.phase
     pid = None if answer is None else answer.client or answer.pid
     epoch, saved = last_of(entries, Epoch), last_of(entries, Checkpoint)
     launch = last_of(job, LaunchBegan)
     started, ended = last_of(entries, JobStarted), last_of(job, JobEnded)
-    launched: Any = () if launch is None else launch.event.workers
-    if answer is not None:
-        launched = (answer.launch or {}).get("workers", ())
+    launched = 0 if launch is None else len(launch.event.workers)
     outcome = ending.outcome
     if phase == CONCLUDING and not ending.is_over:  # a script may go on for long
         outcome += f": {describe_phase(phase)}"
@@ -162,8 +161,8 @@ def job_status(
         script=started and started.event.script,
         phase=phase,
         step=_journalled_step(entries) if progress is None else progress.step,
-        launched=len(launched),
-        workers=tuple(filter(None, map(WorkerReport.of, seen.get("workers") or ()))),
+        launched=launched if answer is None else answer.launched,
+        workers=seen.workers,
         progress=progress,
         steps_per_s=0.0
         if ending.is_over or phase in AFTER_TRAINING

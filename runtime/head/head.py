@@ -118,12 +118,13 @@ class Head:
 
     def _describe(self) -> HeadStatus:
         job = self._job
+        order = None if job is None else job.decider.log.order
         return HeadStatus(
             now=time.monotonic(),
             pid=os.getpid(),
             client=None if self._client is None else self._client.pid,
             run_dir=None if job is None else str(job.job.config.run_dir),
-            launch=None if job is None else job.decider.log.summary,
+            launched=0 if order is None else len(order.config.workers),
             seen=self._agent.launch.describe(),
         )
 

@@ -29,7 +29,6 @@ from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.visits import Standing
 from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder, News
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.system.channel import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,19 +164,6 @@ class LaunchLog:
         self.standing = dataclasses.replace(
             self.standing, may_live_elsewhere=is_elsewhere, **changed
         )
-
-    @property
-    def summary(self) -> Message | None:
-        """The launch as people know it, None before the first one."""
-        if self.order is None:
-            return None
-        config = self.order.config
-        return {
-            "script": str(config.options.script),
-            "generation": config.generation,
-            "workers": list(config.workers),
-            "relaunch": self.order.relaunch,
-        }
 
 
 def config_of(config: WorkerConfig, launch: Launch, **changed: Any) -> WorkerConfig:

@@ -20,6 +20,7 @@ from holdfast.runtime.head.job import Job
 from holdfast.runtime.host.host_messages import Traced
 from holdfast.runtime.run.entries import Entry, entry_of
 from holdfast.runtime.run.journal import RecordedEvent, Records
+from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.saving.run_files import (
     CheckDirectory,
@@ -122,7 +123,7 @@ class RunLink:
         offset_s = fields.pop("ahead_s") + time.time() - time.monotonic()
         self._offer(TracePiece(**fields, offset_s=offset_s))
 
-    def look(self, seen: Message) -> None:
+    def look(self, seen: LaunchReport) -> None:
         """Show what is seen of the workers, unless the writer is behind."""
         self._offer(JobSeen(time.time(), seen))
 

@@ -22,8 +22,7 @@ from holdfast.recovery.event import Event
 from holdfast.runtime.host.output import ERR, OUT, Streams
 from holdfast.runtime.run.events import Epoch, PoolWarmed
 from holdfast.runtime.run.live_line import GAP, Part, Picture, live_line
-from holdfast.runtime.run.progress import LIVE, SILENT
-from holdfast.runtime.system.channel import Message
+from holdfast.runtime.run.progress import LIVE, SILENT, LaunchReport
 from holdfast.runtime.system.line_sink import LineSink
 
 _COLUMNS = 79
@@ -168,7 +167,7 @@ class ProgressLog:
         """Show from here on that the job was asked to stop."""
         self._picture = replace(self._picture, is_stopping=True)
 
-    def show(self, progress: Message) -> None:
+    def show(self, progress: LaunchReport) -> None:
         """Draw how far training has come."""
         self._picture = self._picture.seen(progress)
         self._draw()

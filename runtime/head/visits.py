@@ -19,6 +19,7 @@ from holdfast.runtime.run import events
 from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
 from holdfast.runtime.run.entries import Entry
 from holdfast.runtime.run.events import Epoch, JobEnded, JobStarted, Step
+from holdfast.runtime.run.progress import LaunchReport
 
 _MOST_FAILURES = 3
 
@@ -145,15 +146,15 @@ class StopOrdered:
 class HeadStatus:
     """How the job stands: ``pid`` is that of the head, ``client`` that of the process it serves.
 
-    ``launch`` is the newest, and ``seen`` how far its workers are.
+    ``launched`` are the workers of the newest launch, and ``seen`` is how far they are.
     """
 
     now: float
     pid: int
     client: int | None
     run_dir: str | None
-    launch: Mapping[str, object] | None
-    seen: Mapping[str, object]
+    launched: int
+    seen: LaunchReport
 
 
 @dataclass(frozen=True, slots=True)

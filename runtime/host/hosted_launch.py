@@ -57,9 +57,9 @@ from holdfast.runtime.run.events import (
     WorkerFenced,
 )
 from holdfast.runtime.run.journal import Records
+from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.saving.save_messages import SaveAnswered, Settle, Settled
 from holdfast.runtime.saving.writer_link import FailedSaves
-from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 from holdfast.runtime.system.worker_reports import OwnReport, SurvivorsMet
@@ -148,16 +148,16 @@ class HostedLaunch:
         )
 
     @property
-    def progress(self) -> Message:
+    def progress(self) -> LaunchReport:
         """How far training has come, in short."""
         return short_report(self.workers)
 
-    def describe(self) -> Message:
+    def describe(self) -> LaunchReport:
         """Return how far training has come, with a line for each worker."""
         self._post_all(messages.Describe())
         standing_s = self._fencing.standing_s()
         told = [describe(hosted, standing_s.get(hosted.worker)) for hosted in self.workers]
-        return {**self.progress, "workers": told}
+        return dataclasses.replace(self.progress, workers=tuple(told))
 
     @property
     def is_helpless(self) -> bool:

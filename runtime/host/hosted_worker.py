@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from holdfast.recovery.event import LOST_WITH_ITS_HOST, WorkerExited, WorkerFailed
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import HostLink, KillWorker
-from holdfast.runtime.run.progress import StepReport, WorkerReport
-from holdfast.runtime.system.channel import Channel, Message
-from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.run.progress import LaunchReport, StepReport, WorkerReport
+from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.timeline import Activity
@@ -214,10 +213,10 @@ class HostedWorker:
             self.guard.close()
 
 
-def describe(hosted: HostedWorker, standing_s: float | None) -> Message:
-    """Return the fields of a ``WorkerReport``."""
+def describe(hosted: HostedWorker, standing_s: float | None) -> WorkerReport:
+    """Return how a worker stands, which all may have waited for ``standing_s``."""
     page, silent_s = hosted.page, hosted.silence_s
-    report = WorkerReport(
+    return WorkerReport(
         worker=hosted.worker,
         pid=hosted.pid,
         phase=page.phase.label,
@@ -230,12 +229,10 @@ def describe(hosted: HostedWorker, standing_s: float | None) -> Message:
         host=hosted.host_name,
         spent_s={a.label: round(page.spent_ns[a] / 1e9, 3) for a in Activity if page.spent_ns[a]},
     )
-    fields: Message = to_plain(report)
-    return fields
 
 
-def short_report(workers: Sequence[HostedWorker]) -> Message:
-    """Return how far training has come, as fields of a message: cheap at any number of workers.
+def short_report(workers: Sequence[HostedWorker]) -> LaunchReport:
+    """Return how far training has come: cheap at any number of workers.
 
     The newest word of any worker counts: the first one of today's world has written it.  The phase
     is that of the worker that has come least far.
@@ -243,8 +240,8 @@ def short_report(workers: Sequence[HostedWorker]) -> Message:
     told = [StepReport.decode(hosted.page.progress) for hosted in workers]
     newest = max(filter(None, told), key=lambda report: report.now, default=None)
     phases = [hosted.page.phase for hosted in workers]
-    return {
-        "progress": newest and to_plain(newest),
-        "workers": sum(hosted.pid is not None for hosted in workers),
-        "phase": min(phases, key=_IN_ORDER.index).label if phases else None,
-    }
+    return LaunchReport(
+        progress=newest,
+        living=sum(hosted.pid is not None for hosted in workers),
+        phase=min(phases, key=_IN_ORDER.index).label if phases else None,
+    )

@@ -13,13 +13,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.events import Epoch
-from holdfast.runtime.run.progress import StepReport
+from holdfast.runtime.run.progress import LaunchReport, StepReport
 
 _MEMORY_S = 10.0
 """A look that is so old counts 1/e of a new one: smooth enough to read, and soon right again."""
@@ -171,19 +170,14 @@ class Picture:
         """Return the picture of another launch, which goes on where the last one was."""
         return dataclasses.replace(self, wanted=workers, living=0, phase=STARTING, printed_step=0)
 
-    def seen(self, fields: Mapping[str, Any]) -> Picture:
-        """Return the picture after the agent's short report (`hosted_worker.short_report`)."""
-        report = StepReport.of(fields.get("progress"))
-        living, phase = fields.get("workers", self.living), fields.get("phase")
+    def seen(self, told: LaunchReport) -> Picture:
+        """Return the picture after what the agent has told of the launch."""
+        found = dataclasses.replace(self, living=told.living, phase=told.phase)
+        report = told.progress
         if report is None or report.step < self.printed_step:
-            return dataclasses.replace(self, living=living, phase=phase)
-        return dataclasses.replace(
-            self,
-            living=living,
-            phase=phase,
-            report=report,
-            pace=self.pace.observe(report.step, report.now),
-        )
+            return found
+        pace = self.pace.observe(report.step, report.now)
+        return dataclasses.replace(found, report=report, pace=pace)
 
     def printed(self, ended: Epoch) -> Picture:
         """Return the picture after the end of an epoch was printed, which no look has shown yet."""

@@ -128,13 +128,18 @@ class WorkerReport:
     host: str = ""
     spent_s: Mapping[str, float] = field(default_factory=dict)
 
-    @staticmethod
-    def of(fields: object) -> WorkerReport | None:
-        """Return the worker of a message, None if it makes no sense."""
-        try:
-            return from_plain(WorkerReport, fields)
-        except WrongValue:
-            return None
+
+@dataclass(frozen=True, slots=True)
+class LaunchReport:
+    """How far a launch is; ``workers`` only if somebody has asked for each of them.
+
+    The phase is that of the worker that has come least far.
+    """
+
+    progress: StepReport | None = None
+    living: int = 0
+    phase: str | None = None
+    workers: tuple[WorkerReport, ...] = ()
 
 
 def number(value: float) -> str:

@@ -25,7 +25,7 @@ from holdfast.runtime.run.events import Epoch, JobEnded, JobStarted, Recovery, R
 from holdfast.runtime.run.files import BoundedCalls, write_whole
 from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.live_line import Pace
-from holdfast.runtime.run.progress import StepReport, WorkerReport
+from holdfast.runtime.run.progress import LaunchReport, WorkerReport
 
 _JOB_STARTED = b'"event": "job_started"'
 _TAIL_BYTES = 16 << 20
@@ -161,16 +161,15 @@ class JobFigures:
             case CheckpointFailed():
                 self._add(failed_saves_total=1)
 
-    def look(self, now: float, seen: Mapping[str, Any]) -> None:
+    def look(self, now: float, seen: LaunchReport) -> None:
         """Take what the head sees of the workers that live at this moment."""
-        workers = [w for w in map(WorkerReport.of, seen["workers"]) if w is not None]
-        progress = StepReport.of(seen.get("progress"))
+        progress = seen.progress
         self._set(look_time_seconds=now)
         if not self._has_ended:
-            self._tell_workers([worker for worker in workers if worker.pid is not None])
+            self._tell_workers([worker for worker in seen.workers if worker.pid is not None])
         spent: dict[tuple[str, ...], float] = {
             (str(worker.worker), worker.host, activity): seconds
-            for worker in workers
+            for worker in seen.workers
             for activity, seconds in worker.spent_s.items()
         }
         self._replace("worker_seconds_total", spent)
@@ -218,7 +217,7 @@ class MetricsShown:
             with contextlib.suppress(ValueError):  # torn
                 self._figures.saw(json.loads(line))
 
-    def look(self, now: float, seen: Mapping[str, Any]) -> None:
+    def look(self, now: float, seen: LaunchReport) -> None:
         """Take what the head sees of the workers, and write the file anew."""
         self._figures.look(now, seen)
         self.write()

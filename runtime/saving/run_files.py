@@ -18,7 +18,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -27,6 +27,7 @@ from holdfast.checkpoint.errors import CommitRefused
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalFile, JournalReader, line_of
 from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.run.run_directory import DirectoryLost, Ownership, RunDirectory, RunRecord
 from holdfast.runtime.run.trace import TraceFiles, TracePiece
 from holdfast.runtime.run.worker_logs import WorkerLogs
@@ -77,7 +78,7 @@ class JobSeen:
     """What is seen of the workers by now, as ``holdfast status`` has it."""
 
     time: float
-    seen: Mapping[str, object]
+    seen: LaunchReport
 
 
 @dataclass(frozen=True, slots=True)

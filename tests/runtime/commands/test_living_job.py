@@ -39,6 +39,7 @@ from holdfast.runtime.head.visits import (
 from holdfast.runtime.run.events import JobEnded, JobStarted
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.messages import to_message
@@ -184,7 +185,7 @@ def test_order_without_a_job_tells_how_the_last_one_ended(
 
 
 def status_of(directory: RunDirectory, client: int | None = 5, now: float = 0.0) -> HeadStatus:
-    return HeadStatus(now, os.getpid(), client, str(directory.path), None, {})
+    return HeadStatus(now, os.getpid(), client, str(directory.path), 0, LaunchReport())
 
 
 def test_command_that_shows_a_job_can_be_pasted(directory: RunDirectory) -> None:

@@ -25,6 +25,7 @@ from whole_save import save
 from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.head.visits import HeadStatus
+from holdfast.runtime.run.progress import LaunchReport, StepReport, WorkerReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 Holdfast = Callable[..., tuple[int, str, str]]
@@ -78,21 +79,19 @@ def troubled_lines() -> Lines:
     ]
 
 
-def worker(number: int, **spent_s: float) -> dict[str, Any]:
-    return {
-        "worker": number, "pid": 7, "phase": "training", "step": 9, "generation": 1,
-        "resident_bytes": 300 << 20, "silent_s": 0.25, "host": f"n{number}", "spent_s": spent_s,
-        "standing_s": 12.0 if number else None, "where": "contribute (train.py:42)",
-    }  # fmt: skip
+def worker(number: int, **spent_s: float) -> WorkerReport:
+    standing_s, where = 12.0 if number else None, "contribute (train.py:42)"
+    return WorkerReport(
+        number, 7, "training", 9, 1, 300 << 20, 0.25, standing_s, where, f"n{number}", spent_s
+    )
 
 
-PROGRESS = {
-    "now": 109.0, "step": 9, "steps": 60, "epoch": 1, "epochs": 6, "step_of_epoch": 9,
-    "steps_per_epoch": 10, "metrics": {"f1": 1.0, "loss": 0.5}, "next_save_step": 20,
-}  # fmt: skip
-WORKERS = [worker(0, wait=6.0, compute=4.0), worker(1, read=9.0, wait=1.0)]
-SEEN = {"phase": "training", "workers": WORKERS, "progress": PROGRESS}
-ANSWER = HeadStatus(110.0, 4_194_306, 4_194_305, "run", {"workers": [0, 1]}, SEEN)
+PROGRESS = StepReport(
+    109.0, 9, 60, 1, 6, 9, 10, metrics={"f1": 1.0, "loss": 0.5}, next_save_step=20
+)
+WORKERS = (worker(0, wait=6.0, compute=4.0), worker(1, read=9.0, wait=1.0))
+SEEN = LaunchReport(PROGRESS, 2, "training", WORKERS)
+ANSWER = HeadStatus(110.0, 4_194_306, 4_194_305, "run", 2, SEEN)
 LIVING = [
     *told_lines()[:2],
     *(line("step", 105 + n, step=n, epoch=1, seconds=0.5, samples=8) for n in range(1, 9)),

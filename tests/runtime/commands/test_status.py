@@ -29,9 +29,8 @@ from holdfast.runtime.commands.living_job import JobSocket, JobStanding, Life, e
 from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.head.visits import HeadStatus
-from holdfast.runtime.run.progress import StepReport, WorkerReport
+from holdfast.runtime.run.progress import LaunchReport, StepReport, WorkerReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.system.codec import to_plain
 
 RUNNING = JobStanding("running", is_over=False)
 
@@ -40,19 +39,14 @@ REPORT = StepReport(
     metrics={"loss": 0.5, "f1": math.nan}, next_save_step=20,
 )  # fmt: skip
 
-WORKER = {
-    "worker": 0, "pid": 7, "phase": "training", "step": 9, "generation": 1,
-    "resident_bytes": 1 << 20, "silent_s": 0.25, "standing_s": None, "where": "", "host": "",
-    "spent_s": {"wait": 1.5},
-}  # fmt: skip
-
-SEEN = {"phase": "training", "workers": [WORKER, {"worker": 1}], "progress": to_plain(REPORT)}
-ANSWER = HeadStatus(110.0, 7, 5, "/run", {"workers": [0, 1]}, SEEN)
+WORKER = WorkerReport(0, 7, "training", 9, 1, 1 << 20, 0.25, spent_s={"wait": 1.5})
+SEEN = LaunchReport(REPORT, 1, "training", (WORKER,))
+ANSWER = HeadStatus(110.0, 7, 5, "/run", 2, SEEN)
 
 
-def seen(**changes: object) -> HeadStatus:
+def seen(**changes: Any) -> HeadStatus:
     """Return the answer of a head that sees something else of its workers."""
-    return dataclasses.replace(ANSWER, seen=SEEN | changes)
+    return dataclasses.replace(ANSWER, seen=dataclasses.replace(SEEN, **changes))
 
 
 class Job(Story):
@@ -79,7 +73,7 @@ def status_of(
 def test_next_save_of_a_schedule_by_time_is_told_before_the_first_one() -> None:
     report = dataclasses.replace(REPORT, next_save_step=None, next_save_at=170.0)
 
-    status = status_of(Job().begin(0, 1), answer=seen(progress=to_plain(report)))
+    status = status_of(Job().begin(0, 1), answer=seen(progress=report))
 
     assert status.next_save == "in 1:10"
 
@@ -146,7 +140,7 @@ def test_json_has_everything_and_no_number_that_json_lacks() -> None:
     content = json.loads(json.dumps(to_json(status_of(story, answer=ANSWER)), allow_nan=False))
 
     assert content["progress"]["metrics"] == {"loss": 0.5, "f1": None}
-    assert content["workers"] == [WORKER]
+    assert content["workers"] == [dataclasses.asdict(WORKER)]
     assert content["goodput"]["share"] == 1.0
     assert content["is_over"] is False
     assert set(content) == {field.name for field in dataclasses.fields(JobStatus)}

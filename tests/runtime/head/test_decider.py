@@ -37,6 +37,7 @@ from holdfast.runtime.head.visits import Standing
 from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder
 from holdfast.runtime.run.checkpoint_events import CheckpointFailed, Rejected
 from holdfast.runtime.run.events import AgentKilled, FaultStruck, HeadFailed, Notice
+from holdfast.runtime.run.progress import LaunchReport
 
 INT, TERM, USR2, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP
 LOST = [exited(0), exited(1), ENDED]
@@ -364,7 +365,7 @@ def test_saving_in_time_is_not_told_of_when_the_training_is_over(
     progress = ProgressLog(NoScreen())  # type: ignore[arg-type]
     made = Decided(job_of(limited(left_s)), progress)
     made.begin(WARM, *joined(0, 1))
-    progress.show({"workers": 1, "phase": phase})
+    progress.show(LaunchReport(living=1, phase=phase))
 
     made.decider.poll(100.0, is_idle=False)
 

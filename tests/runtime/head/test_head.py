@@ -48,6 +48,7 @@ from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.run.checkpoint_events import Checkpoint, Rejected
 from holdfast.runtime.run.events import Notice, OutputDropped
 from holdfast.runtime.run.journal import Record, RecordedEvent, Records
+from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.saving.run_files import JobOver, RunWarning
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.codec import from_plain, to_plain
@@ -94,7 +95,7 @@ class FakeAgent:
         self.orders: list[Order] = []
         self.writers_started = 0
         writer = SimpleNamespace(start=self._start_writer)
-        progress = {"workers": 2, "phase": "training"}
+        progress = LaunchReport(living=2, phase="training")
         self.launch = SimpleNamespace(progress=progress, describe=lambda: progress)
         self.host = SimpleNamespace(writer=writer)
 
@@ -580,13 +581,12 @@ def test_message_of_no_holdfast_costs_nobody_the_job(headed: Headed, message: Me
 def test_job_is_described_with_its_launch_and_its_client(headed: Headed) -> None:
     asker = headed.connect(to_message(AskStatus()))
     (answer,) = told(asker)
-    assert (answer["kind"], answer["seen"]["workers"]) == ("HeadStatus", 2)
-    nothing = {"pid": os.getpid(), "client": None, "run_dir": None, "launch": None}
+    assert (answer["kind"], answer["seen"]["living"]) == ("HeadStatus", 2)
+    nothing = {"pid": os.getpid(), "client": None, "run_dir": None, "launched": 0}
     assert answer.items() >= nothing.items()
 
     client = headed.begin()
-    launch = {"script": "/a/train.py", "generation": 1, "workers": [0, 1], "relaunch": 0}
-    described = {"pid": os.getpid(), "run_dir": "/run", "launch": launch}
+    described = {"pid": os.getpid(), "run_dir": "/run", "launched": 2}
     for pid in (os.getpid(), None):  # one connection is enough to ask again and again
         asker.post(to_message(AskStatus()))
         headed.turn()

@@ -146,14 +146,6 @@ def test_losses_of_hosts_are_counted_on_and_known_to_the_next_head() -> None:
     assert (job.losses, job.missing) == ({"b": 2, "c": 1}, ("b", "c"))
 
 
-def test_launch_is_known_as_people_know_it() -> None:
-    assert LaunchLog(job_of()).summary is None
-
-    assert begun("", "").summary == {
-        "script": "/a/train.py", "generation": 1, "workers": [0, 1], "relaunch": 0,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("hosts", "named", "ended", "may"),
     [

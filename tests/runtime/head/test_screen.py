@@ -7,6 +7,7 @@ import os
 import struct
 import termios
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from holdfast.runtime.head.screen import ProgressLog, Screen, live_columns, pain
 from holdfast.runtime.host.output import Streams
 from holdfast.runtime.run.events import Epoch, PoolWarmed
 from holdfast.runtime.run.live_line import Part
-from holdfast.runtime.run.progress import StepReport
-from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.run.progress import LaunchReport, StepReport
 
 BOUND_S = 90.0
 
@@ -54,9 +54,8 @@ def log_on(terminal: Terminal, **options: Any) -> ProgressLog:
     return log
 
 
-def progress_of(**changes: Any) -> dict[str, Any]:
-    progress = to_plain(REPORT) | changes
-    return {"progress": progress, "workers": 2, "phase": "training"}
+def progress_of(phase: str = "training", **changes: Any) -> LaunchReport:
+    return LaunchReport(replace(REPORT, **changes), 2, phase)
 
 
 def epoch(number: int, verbose: int | None = None) -> Epoch:
@@ -80,9 +79,9 @@ def test_cause_of_a_slow_start_is_named_until_the_pool_is_warm() -> None:
     terminal = Terminal()
     log = log_on(terminal, imports="TensorFlow")
 
-    log.show({"progress": None, "workers": 0, "phase": None})
+    log.show(LaunchReport())
     log.show_event(PoolWarmed())
-    log.show({"progress": None, "workers": 0, "phase": None})
+    log.show(LaunchReport())
 
     assert terminal.live == ["importing TensorFlow | 0 of 2 workers", "starting | 0 of 2 workers"]
 
@@ -199,7 +198,7 @@ def test_script_after_its_training_is_told_apart(phase: str | None, *, is_after:
     terminal = Terminal()
     log = log_on(terminal)
 
-    log.show(progress_of() | {"phase": phase})
+    log.show(progress_of(phase))
 
     assert log.is_after_training == is_after
     assert ("script after training" in terminal.live[-1]) == (phase == "concluding")

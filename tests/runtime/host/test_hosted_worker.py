@@ -18,9 +18,8 @@ from holdfast.runtime.host.hosted_worker import (
     describe,
     short_report,
 )
-from holdfast.runtime.run.progress import StepReport, WorkerReport
+from holdfast.runtime.run.progress import LaunchReport, StepReport, WorkerReport
 from holdfast.runtime.system.channel import pair
-from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.worker_reports import HaltedSaveEnded
 from holdfast.runtime.system.worker_status import HaltOrder, Phase, WorkerStatus
 
@@ -151,19 +150,14 @@ def test_worker_is_described_by_its_page_and_what_its_host_has_told(
     one.pid, one.place = 4711, "stall (train.py:7)"
     one.resident_bytes, one.silent_s = 4096, 0.12345
 
-    found = WorkerReport.of(describe(one, 12.3456))
+    found = describe(one, 12.3456)
 
     where = "stall (train.py:7)"
     assert found == WorkerReport(1, 4711, "saving", 7, 3, 4096, 0.123, 12.346, where, "node2", {})
-    assert (describe(one, None)["standing_s"], describe(one, None)["where"]) == (None, "")
-    assert WorkerReport.of(describe(both[0], None)) == WorkerReport(
+    assert (describe(one, None).standing_s, describe(one, None).where) == (None, "")
+    assert describe(both[0], None) == WorkerReport(
         0, None, "starting", 0, 0, None, None, host="node2"
     )
-
-
-@pytest.mark.parametrize("fields", [None, {}, {"worker": 1}, [], "worker", 7], ids=repr)
-def test_worker_that_makes_no_sense_is_none(fields: object) -> None:
-    assert WorkerReport.of(fields) is None
 
 
 def test_phase_of_a_host_is_that_of_the_worker_that_has_come_least_far(
@@ -175,7 +169,7 @@ def test_phase_of_a_host_is_that_of_the_worker_that_has_come_least_far(
         for phases in ((near, far), (far, near)):
             for one, phase in zip(both, phases, strict=True):
                 one.page.phase = phase
-            assert short_report(both)["phase"] == near.label
+            assert short_report(both).phase == near.label
 
 
 def test_word_of_a_worker_that_has_died_still_counts(both: list[HostedWorker]) -> None:
@@ -183,20 +177,18 @@ def test_word_of_a_worker_that_has_died_still_counts(both: list[HostedWorker]) -
     both[0].pid, both[1].pid = None, os.getpid()
     both[1].page.phase = Phase.TRAINING
 
-    assert short_report(both) == {
-        "progress": to_plain(WORD), "workers": 1, "phase": "starting",
-    }  # fmt: skip
-    assert short_report([]) == {"progress": None, "workers": 0, "phase": None}
+    assert short_report(both) == LaunchReport(WORD, 1, "starting")
+    assert short_report([]) == LaunchReport()
 
 
 def test_word_is_the_newest_by_its_moment_and_not_by_its_step(both: list[HostedWorker]) -> None:
     """A relaunch takes the step back, and the page of the first launch may still be there."""
     pages = [one.page for one in both]
     back = dataclasses.replace(WORD, now=20.0, step=16)
-    found = [short_report(both)["progress"]]
+    found = [short_report(both).progress]
     for content in (b"{}", back.encode()):
         pages[0].tell_progress(WORD.encode())
         pages[1].tell_progress(content)
-        found.append(short_report(both)["progress"])
+        found.append(short_report(both).progress)
 
-    assert found == [None, to_plain(WORD), to_plain(back)]
+    assert found == [None, WORD, back]

@@ -416,20 +416,20 @@ def test_status_has_the_workers_of_both_hosts(world: World) -> None:
     world.near.tell(Described(1, WorkerId(0), 1 << 20, None))
     world.far.tell(Described(1, WorkerId(3), 1 << 21, 0.5))
 
-    workers = {fields["worker"]: fields for fields in world.launch.describe()["workers"]}
+    workers = {each.worker: each for each in world.launch.describe().workers}
 
-    assert (workers[0]["resident_bytes"], workers[0]["silent_s"]) == (1 << 20, None)
-    assert (workers[3]["resident_bytes"], workers[3]["silent_s"]) == (1 << 21, 0.5)
-    assert (workers[3]["step"], workers[3]["pid"]) == (7, 103)
+    assert (workers[0].resident_bytes, workers[0].silent_s) == (1 << 20, None)
+    assert (workers[3].resident_bytes, workers[3].silent_s) == (1 << 21, 0.5)
+    assert (workers[3].step, workers[3].pid) == (7, 103)
 
 
 def test_heartbeat_of_a_host_that_is_cut_off_is_as_old_as_its_last_answer(world: World) -> None:
     world.far.tell(Described(1, WorkerId(3), 1 << 21, 0.5))
     world.far.unheard_s = 4.0
 
-    workers = {fields["worker"]: fields for fields in world.launch.describe()["workers"]}
+    workers = {each.worker: each for each in world.launch.describe().workers}
 
-    assert workers[3]["silent_s"] == 4.5
+    assert workers[3].silent_s == 4.5
 
 
 def test_word_about_a_worker_that_is_gone_is_dropped(world: World) -> None:

@@ -20,16 +20,15 @@ from holdfast.runtime.run.live_line import (
     live_line,
     next_save_of,
 )
-from holdfast.runtime.run.progress import StepReport
+from holdfast.runtime.run.progress import LaunchReport, StepReport
 from holdfast.runtime.run.progress import columns as width_of
-from holdfast.runtime.system.codec import to_plain
 
 REPORT = StepReport(
     now=100.0, step=151, steps=600, epoch=3, epochs=10, step_of_epoch=31, steps_per_epoch=60,
     metrics={"accuracy": 0.91, "loss": 0.31}, next_save_step=200,
 )  # fmt: skip
-SEEN = {"progress": to_plain(REPORT), "workers": 4, "phase": "training"}
-EARLIER = {"progress": to_plain(dataclasses.replace(REPORT, now=99.0, step=141))}
+SEEN = LaunchReport(REPORT, 4, "training")
+EARLIER = LaunchReport(dataclasses.replace(REPORT, now=99.0, step=141))
 BAR = 20 * " "
 WORD = StepReport(
     now=10.0, step=20, steps=120, epoch=1, epochs=6, step_of_epoch=20, steps_per_epoch=20,
@@ -40,8 +39,8 @@ _PARTS = st.lists(st.builds(Part, st.text("ab損", max_size=9), st.integers(0, 9
 _LOOKS = st.lists(st.tuples(st.integers(1, 50), st.floats(0.01, 20.0)), min_size=2, max_size=10)
 
 
-def picture(**changes: object) -> Picture:
-    return Picture().launched(4).seen(EARLIER).seen(SEEN | changes)
+def picture(**changes: Any) -> Picture:
+    return Picture().launched(4).seen(EARLIER).seen(dataclasses.replace(SEEN, **changes))
 
 
 def words_of(shown: Picture, columns: int = 200) -> str:
@@ -77,17 +76,17 @@ def test_narrow_terminal_keeps_what_matters_most(columns: int, words: str) -> No
     ("shown", "columns", "words"),
     [
         (
-            picture().launched(3).seen({"progress": None, "workers": 3, "phase": "joining"}),
+            picture().launched(3).seen(LaunchReport(None, 3, "joining")),
             200,
             r"epoch 3/10 .* joining .* loss: 0\.3100 .* 3 workers ",
         ),
         (
-            picture(progress=to_plain(dataclasses.replace(REPORT, stage=2))),
+            picture(progress=dataclasses.replace(REPORT, stage=2)),
             200,
             "fit 2  epoch 3/10",
         ),
         (picture(), 80, "((?!workers).)*$"),
-        (picture(workers=3), 80, ".*3 of 4 workers"),
+        (picture(living=3), 80, ".*3 of 4 workers"),
         (picture(phase="saving"), 200, ".*  saving  "),
         (picture(phase="concluding"), 200, ".*  script after training  "),
         (picture(phase=None), 200, r".*  10\.0 steps/s  "),
@@ -104,11 +103,11 @@ def test_line_tells_what_is_unlike_a_steady_training(
     ("shown", "words"),
     [
         (Picture().launched(1), "starting  0 of 1 worker"),
-        (Picture().launched(4).seen({"workers": 4, "phase": "joining"}), "joining  4 workers"),
+        (Picture().launched(4).seen(LaunchReport(None, 4, "joining")), "joining  4 workers"),
         (Picture(), "starting  0 workers"),
         (Picture(imports="TensorFlow").launched(2), "importing TensorFlow  0 of 2 workers"),
         (
-            Picture(imports="TensorFlow").launched(2).seen({"workers": 1, "phase": "joining"}),
+            Picture(imports="TensorFlow").launched(2).seen(LaunchReport(None, 1, "joining")),
             "joining  1 of 2 workers",
         ),
     ],
@@ -132,16 +131,16 @@ def test_bar_is_full_at_the_end_of_the_epoch_and_never_more(
 ) -> None:
     report = dataclasses.replace(REPORT, step_of_epoch=step, steps_per_epoch=steps)
 
-    assert parts_of(picture(progress=to_plain(report)))["bar"].done == done
+    assert parts_of(picture(progress=report))["bar"].done == done
 
 
 @pytest.mark.parametrize(
     ("shown", "text", "style"),
     [
         (picture(), "4 workers", "quiet"),
-        (picture(workers=3), "3 of 4 workers", "loss"),
-        (picture(workers=0), "0 of 4 workers", "loss"),
-        (picture(workers=1, phase="starting"), "1 of 4 workers", "quiet"),
+        (picture(living=3), "3 of 4 workers", "loss"),
+        (picture(living=0), "0 of 4 workers", "loss"),
+        (picture(living=1, phase="starting"), "1 of 4 workers", "quiet"),
         (Picture().launched(4), "0 of 4 workers", "quiet"),
     ],
     ids=["all", "one lost", "all lost", "more are starting", "launch"],
@@ -168,9 +167,7 @@ def test_parts_do_not_come_and_go_while_their_words_change(
         step_of_epoch=step % 60,
         metrics={"accuracy": 0.5, "loss": round(loss, 1)},
     )
-    shown = dataclasses.replace(
-        picture(progress=to_plain(report), phase=phase), pace=Pace(pace, step, 100.0)
-    )
+    shown = dataclasses.replace(picture(progress=report, phase=phase), pace=Pace(pace, step, 100.0))
 
     texts = [part.text for part in live_line(shown, 100.0, columns)]
     names = [
@@ -187,7 +184,7 @@ def test_parts_do_not_come_and_go_while_their_words_change(
 
 def test_loss_stays_longest_and_metrics_behind_the_third_go_first() -> None:
     metrics = dict.fromkeys(("a", "b", "c", "d", "loss"), 0.5)
-    shown = picture(progress=to_plain(dataclasses.replace(REPORT, metrics=metrics)))
+    shown = picture(progress=dataclasses.replace(REPORT, metrics=metrics))
 
     lost = []
     for columns in range(200, 0, -1):
@@ -222,8 +219,7 @@ def test_line_is_as_wide_as_the_terminal_allows(parts: list[Part], columns: int)
 
 
 def after_report(picture: Picture, report: StepReport | None, **fields: Any) -> Picture:
-    progress = None if report is None else to_plain(report)
-    return picture.seen({"progress": progress, "workers": 4, "phase": "training"} | fields)
+    return picture.seen(LaunchReport(report, **({"living": 4, "phase": "training"} | fields)))
 
 
 @pytest.fixture
@@ -242,15 +238,13 @@ def test_reports_make_the_pace_and_it_the_time_that_is_left(training: Picture) -
         assert after_report(training, dataclasses.replace(WORD, **changes)).left_s is None
     assert Picture().left_s is None
     assert after_report(Picture(), WORD).left_s is None
-    assert training.seen({"phase": "saving", "progress": to_plain(WORD)}).living == 4
     phases = ("concluding", "leaving", "training", "failed", None)
     after = [after_report(training, WORD, phase=phase).is_after_training for phase in phases]
     assert after == [True, True, False, False, False]
 
 
-@pytest.mark.parametrize("progress", [None, {}, "torn", {**to_plain(WORD), "step": -1}], ids=repr)
-def test_word_that_makes_no_sense_leaves_the_last_one(progress: object, training: Picture) -> None:
-    found = training.seen({"progress": progress, "workers": 3, "phase": "repairing"})
+def test_workers_without_a_word_leave_the_last_one(training: Picture) -> None:
+    found = training.seen(LaunchReport(None, 3, "repairing"))
 
     assert (found.report, found.pace) == (WORD, training.pace)
     assert (found.living, found.phase) == (3, "repairing")

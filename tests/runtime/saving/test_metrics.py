@@ -12,9 +12,8 @@ from journal_entries import line
 from prometheus_client import parser
 
 from holdfast.runtime.run.journal import line_of
-from holdfast.runtime.run.progress import StepReport, WorkerReport
+from holdfast.runtime.run.progress import LaunchReport, StepReport, WorkerReport
 from holdfast.runtime.saving.metrics import MetricsShown
-from holdfast.runtime.system.codec import to_plain
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana-dashboard.json"
 JOB = (
@@ -36,15 +35,13 @@ JOB = (
     line("checkpoint_failed", 22.5, step=6, reason="full"),
 )  # fmt: skip
 END = line("job_ended", 25.0, exit_code=0)
-LOOK = {
-    "progress": to_plain(StepReport(23.0, 6, 12, 2, 2, 0, 6, {"loss": 0.25})),
-    "workers": [
-        to_plain(
-            WorkerReport(n, pid, "training", 6, 3, 100, None, host=host, spent_s={"wait": 2.5})
-        )
+LOOK = LaunchReport(
+    StepReport(23.0, 6, 12, 2, 2, 0, 6, {"loss": 0.25}),
+    workers=tuple(
+        WorkerReport(n, pid, "training", 6, 3, 100, None, host=host, spent_s={"wait": 2.5})
         for n, pid, host in ((2, 7, "a"), (3, 8, "b"), (4, None, "b"))
-    ],
-}
+    ),
+)
 
 
 def shown_in(text: str) -> dict[str, Any]:

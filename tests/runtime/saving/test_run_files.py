@@ -15,6 +15,7 @@ import pytest
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import JournalFile, line_of, read_journal
 from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.saving.run_files import (
@@ -147,7 +148,7 @@ def test_metrics_file_on_a_disk_that_hangs_holds_up_no_line_of_the_journal(
     monkeypatch.setattr("holdfast.runtime.run.files.WAITS_S", 0.01)
     shown = tmp_path / "job.prom"
     files = Files(directory, lease, metrics_file=shown)
-    look = JobSeen(2.0, {"workers": []})
+    look = JobSeen(2.0, LaunchReport())
     files.tell(look)
     assert begun.wait(BOUND_S)
     files.tell(look)
