@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
-from holdfast.checkpoint.record import Header, ShardRecord, entry_of
+from holdfast.checkpoint.manifest import Header, ShardRecord, entry_of
 from holdfast.checkpoint.tensor import CUT_BYTES, Piece, ShardLayout
 
 _RECORD = struct.Struct("<Q16sQQ")

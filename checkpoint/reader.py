@@ -17,8 +17,7 @@ from holdfast.checkpoint.errors import (
     CheckpointUnreadable,
     StateUnsupported,
 )
-from holdfast.checkpoint.manifest import Manifest, Placed, TensorEntry, pieces_by_shard
-from holdfast.checkpoint.record import PieceEntry
+from holdfast.checkpoint.manifest import Manifest, PieceEntry, Placed, TensorEntry, pieces_by_shard
 from holdfast.checkpoint.scan import Scan
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor, TensorSpec, empty_tensor

@@ -25,9 +25,15 @@ from holdfast.checkpoint.errors import (
     CheckpointUnreadable,
     MendImpossible,
 )
-from holdfast.checkpoint.manifest import Manifest, TensorEntry, pieces_by_shard
+from holdfast.checkpoint.manifest import (
+    Header,
+    Manifest,
+    PieceEntry,
+    ShardRecord,
+    TensorEntry,
+    pieces_by_shard,
+)
 from holdfast.checkpoint.names import MANIFEST_NAME, StagingName, shard_name, step_name
-from holdfast.checkpoint.record import Header, PieceEntry, ShardRecord
 from holdfast.checkpoint.scan import Scan
 from holdfast.checkpoint.store import CheckpointStore, Staging, hide
 

@@ -32,7 +32,7 @@ from holdfast.checkpoint.errors import (
     StorageFailed,
 )
 from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.manifest import Header, Manifest, ShardRecord
 from holdfast.checkpoint.names import (
     MANIFEST_NAME,
     STORE_NAME,
@@ -43,7 +43,6 @@ from holdfast.checkpoint.names import (
     step_name,
     step_of,
 )
-from holdfast.checkpoint.record import Header, ShardRecord
 from holdfast.checkpoint.scan import Scan, tell_difference
 from holdfast.checkpoint.tensor import ShardLayout, Tensors
 

@@ -10,11 +10,17 @@ All tensors, in the order of their names, make one byte space.  It is cut evenly
 into one range for each writer, at multiples of 4 KiB rounded down to whole elements.
 Invariant: the pieces of all writers tile every tensor exactly.  So each byte of the
 state is written exactly once, with any number of writers.
+
+Digests of stored bytes are xxh3_128, that of a whole state is sha256.  xxh3_128 is faster than
+memory (measured 27 GB/s on one thread), so every byte can be digested.  It finds accidents, not
+attackers: a checkpoint with such digests is only as trustworthy as its directory.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +29,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from holdfast.checkpoint.errors import StateUnsupported
 
@@ -259,3 +266,45 @@ class ShardLayout:
 def _element(offset: int, spec: TensorSpec) -> int:
     """Return the element at a byte offset from the tensor's start, clipped to the tensor."""
     return min(max(offset, 0) // spec.itemsize, spec.size)
+
+
+Bytes: TypeAlias = "bytes | bytearray | memoryview"
+
+DIGEST_NAME = "xxh3_128"
+"""The kind of all digests of stored bytes, as a manifest names it."""
+
+DIGEST_DIGITS = 32
+"""Hexadecimal digits of such a digest."""
+
+
+class Digest:
+    """A running digest; ``update`` releases the GIL for all but tiny buffers."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
+
+    def update(self, data: Bytes) -> None:
+        """Take more bytes in."""
+        self._state.update(data)
+
+    def hexdigest(self) -> str:
+        """Return the digest of all bytes so far, in lower-case hexadecimal digits."""
+        return str(self._state.hexdigest())
+
+
+def digest_of(data: Bytes) -> str:
+    """Return the digest of ``data``, in lower-case hexadecimal digits."""
+    return str(xxhash.xxh3_128_hexdigest(data))
+
+
+def state_sha256(state: Tensors) -> str:
+    """Return the sha256 over name, dtype, shape and bytes of every tensor, in the order of names.
+
+    Two states have the same digest if and only if they restore to the same
+    arrays: byte order and strides in memory make no difference.
+    """
+    digest = hashlib.sha256()
+    for spec in specs_of(state):
+        digest.update(json.dumps([spec.name, spec.dtype, spec.shape]).encode() + b"\n")
+        digest.update(whole_bytes_of(state[spec.name]))
+    return digest.hexdigest()

@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 from whole_save import save
 
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
 from saves.committed_save import CopiedState, committer, plan_of, ticket_of
 from saves.state import State

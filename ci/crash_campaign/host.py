@@ -34,9 +34,8 @@ from holdfast.runtime.saving.save_messages import (
     UseMemory,
 )
 from holdfast.runtime.saving.writer import HostWriter
-from holdfast.runtime.system.channel import Channel, Message, pair
+from holdfast.runtime.system.channel import Channel, Message, MessageKinds, pair, to_message
 from holdfast.runtime.system.codec import encode
-from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.own_process import sealed_memory
 
 _ANSWERS: MessageKinds[Any] = MessageKinds(SaveAnswered | Settled)

@@ -14,9 +14,8 @@ from whole_save import save
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.image import ShardImage  # also: not loaded where calls are counted
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.manifest import Header, Manifest
 from holdfast.checkpoint.names import shard_name, step_name
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, Tensor, specs_of

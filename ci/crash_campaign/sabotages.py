@@ -16,9 +16,8 @@ from holdfast.checkpoint import repair, scan, store
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.manifest import Manifest, ShardRecord
 from holdfast.checkpoint.names import step_name
-from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.retention import ReadMarks
 from holdfast.runtime.run import files as files_module
 from holdfast.runtime.run import journal, run_directory

@@ -23,11 +23,11 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from holdfast.checkpoint.comparison import Comparison, Difference, OpenedStep, compare_steps
 from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST_NAME, step_name
 from holdfast.checkpoint.repair import StepCheck, verify_step
+from holdfast.checkpoint.scan import Comparison, Difference, OpenedStep, compare_steps
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import TensorSpec
 from holdfast.runtime.commands.checkpoints import StoredRun

@@ -33,8 +33,7 @@ from holdfast.runtime.run.files import ForeignFile
 from holdfast.runtime.run.find_run import no_run
 from holdfast.runtime.run.lease import has_ended
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.channel import Channel, Message, connect
-from holdfast.runtime.system.messages import MessageKinds, to_message
+from holdfast.runtime.system.channel import Channel, Message, MessageKinds, connect, to_message
 from holdfast.runtime.system.processes import is_stopped
 from holdfast.runtime.system.witnessed_time import Bound
 

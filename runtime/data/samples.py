@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.tensor import Digest
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.memory import aligned_array
 from holdfast.runtime.model.replica import (

@@ -32,7 +32,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.tensor import Digest
 from holdfast.recovery.order import chain
 from holdfast.runtime.errors import ProgramError
 

@@ -32,7 +32,7 @@ from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.eager import wrap_function
 from tensorflow.python.framework import function_def_to_graph, tensor_util
 
-from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.tensor import Digest
 from holdfast.runtime.data.batch import OwnRows, Ranges, bytes_of, own_rows
 from holdfast.runtime.data.stream import ReadAhead
 from holdfast.runtime.data.tf_graph import PassGraph, has_state, name_of, reached

@@ -19,7 +19,7 @@ slice is written into the result of the step before, which a slow rank may still
 vote then refuses a sum of old places.
 
 *Between hosts* each host adds in its memory what it can, and sends the rest.
-`recovery.host_reduction` splits the tree into the subtrees of hosts and the additions
+`recovery.reduction` splits the tree into the subtrees of hosts and the additions
 above them, and the vector into pieces.  A rank reads the roots of all ranks of its host where they
 are.  For each piece that it serves, it sends the sums of its host's subtrees to the owner of the
 piece.  For a piece of its own it adds what came to what its own host has, in tree order.
@@ -48,19 +48,17 @@ from typing import Protocol
 
 import numpy as np
 
-from holdfast.recovery.host_reduction import (
-    HostPlan,
-    HostRoot,
-    OwnPiece,
-    ServedPiece,
-    host_roots,
-    pieces_of,
-)
 from holdfast.recovery.reduction import (
     FloatVector,
     Fold,
+    HostPlan,
+    HostRoot,
+    OwnPiece,
     ReductionPlan,
+    ServedPiece,
     buckets,
+    host_roots,
+    pieces_of,
     plan_reduction,
     quiet_context,
     slice_bounds,

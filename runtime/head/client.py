@@ -58,9 +58,8 @@ from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.channel import FDS, Message
+from holdfast.runtime.system.channel import FDS, Message, MessageKinds, to_message
 from holdfast.runtime.system.codec import from_plain, to_plain
-from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.own_process import has_ended
 from holdfast.runtime.system.owned_directory import (
     SOCKET_NAME,

@@ -63,9 +63,8 @@ from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.journal import Records
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.saving.run_files import RunLost, RunWarning
-from holdfast.runtime.system.channel import FDS, Channel, Message
+from holdfast.runtime.system.channel import FDS, Channel, Message, MessageKinds, to_message
 from holdfast.runtime.system.codec import from_plain, to_plain
-from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.processes import is_stopped
 from holdfast.runtime.system.witnessed_time import witnessed_s
 

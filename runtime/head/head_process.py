@@ -31,8 +31,7 @@ from holdfast.runtime.head.visits import (
 from holdfast.runtime.host.peers import SHORTEST_SILENCE_S, PeerSilence, StoppedProcesses
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.channel import FDS, Channel, connect
-from holdfast.runtime.system.messages import MessageKinds, to_message
+from holdfast.runtime.system.channel import FDS, Channel, MessageKinds, connect, to_message
 from holdfast.runtime.system.own_process import by_env, has_ended, module_command
 from holdfast.runtime.system.owned_directory import SOCKET_NAME, make_again
 from holdfast.runtime.system.processes import HeldProcess, is_alive, is_stopped

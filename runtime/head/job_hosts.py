@@ -11,8 +11,8 @@ from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from typing import TYPE_CHECKING
 
+from holdfast.recovery.detector import LEASE_SHARE
 from holdfast.recovery.event import HostBack, HostLost
-from holdfast.recovery.host_lease import LEASE_SHARE
 from holdfast.recovery.placement import HostRoster, place_workers, total_slots
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.host.agent import Agent

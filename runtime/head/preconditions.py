@@ -23,8 +23,7 @@ from holdfast.runtime.host.limits import needed
 from holdfast.runtime.run.program import imports
 from holdfast.runtime.run.progress import count, memory
 from holdfast.runtime.system.network import Loopback, loopback_state
-from holdfast.runtime.system.own_process import answer_of, program_command, thread_count
-from holdfast.runtime.system.usage import Resource
+from holdfast.runtime.system.own_process import Resource, answer_of, program_command, thread_count
 
 PACKAGES = ("numpy", "h5py", "mpi4py", "xxhash")
 """What every worker imports; all of them are folders."""

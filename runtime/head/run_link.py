@@ -35,8 +35,7 @@ from holdfast.runtime.saving.run_files import (
     ToRunFiles,
     Written,
 )
-from holdfast.runtime.system.channel import Channel, Message
-from holdfast.runtime.system.messages import MessageKinds, to_message
+from holdfast.runtime.system.channel import Channel, Message, MessageKinds, to_message
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound
 

@@ -50,9 +50,8 @@ from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.peers import StoppedProcesses
 from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.run.events import OutputDropped, Paused
-from holdfast.runtime.system.channel import FDS, Channel, Listener, Message
+from holdfast.runtime.system.channel import FDS, Channel, Listener, Message, MessageKinds
 from holdfast.runtime.system.codec import WrongValue
-from holdfast.runtime.system.messages import MessageKinds
 from holdfast.runtime.system.owned_directory import SOCKET_NAME, make_again
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.reactor import Reactor

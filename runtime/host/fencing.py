@@ -11,7 +11,7 @@ worker of another one, and are well.  A launch whose workers cannot join is not 
 the ways between the hosts are tried, as at each standstill.  A worker whose training has failed,
 but whose script goes on, is overdue at once when all others wait: it will never come.
 
-Who is found is decided in `recovery.detector` and `recovery.stall`.  A worker that was found
+Who is found is decided in `recovery.detector`.  A worker that was found
 is killed within two seconds, with or without its stacks (`worker.stacks`): a sign of life in
 between changes nothing.
 """
@@ -22,9 +22,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from holdfast.recovery.detector import ChangeDetector
+from holdfast.recovery.detector import ChangeDetector, OverdueDetector, Standstill, Turn, WorkerPace
 from holdfast.recovery.event import Event
-from holdfast.recovery.stall import OverdueDetector, Standstill, Turn, WorkerPace
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Found, HostLink, Inquire
 from holdfast.runtime.host.hosted_worker import HostedWorker

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from holdfast.recovery.detector import ScriptsDiverged, ScriptView, find_diverged
 from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.event import WorkerFailed, WorkerStopped
 from holdfast.recovery.launch import Halted, HaltPlan, Held, plan_halt
-from holdfast.recovery.stall import ScriptsDiverged, ScriptView, find_diverged
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.hosted_worker import HostedWorker
 from holdfast.runtime.system.worker_status import HaltOrder, Phase, RequestFlag

@@ -45,9 +45,8 @@ from holdfast.runtime.saving.save_messages import (
     UseMemory,
 )
 from holdfast.runtime.saving.writer_link import WriterLink
-from holdfast.runtime.system.channel import FDS, Channel, ChannelError, Message
+from holdfast.runtime.system.channel import FDS, Channel, ChannelError, Message, MessageKinds
 from holdfast.runtime.system.codec import WrongValue
-from holdfast.runtime.system.messages import MessageKinds
 from holdfast.runtime.system.processes import (
     UNKILLABLE_AFTER_S,
     characters_read,
@@ -56,8 +55,7 @@ from holdfast.runtime.system.processes import (
     wait_all_ended,
 )
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.system.worker_reports import OwnReport, WorkerLeaving
-from holdfast.runtime.system.worker_status import Phase, WorkerStatus
+from holdfast.runtime.system.worker_status import OwnReport, Phase, WorkerLeaving, WorkerStatus
 from holdfast.runtime.worker.stacks import Inquiry
 
 _OF_SAVES: MessageKinds[OfWorker] = MessageKinds(OfWorker)

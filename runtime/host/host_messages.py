@@ -33,8 +33,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Records
 from holdfast.runtime.saving.save_messages import SaveAnswered, Settle, Settled
 from holdfast.runtime.system.network import Meeting
-from holdfast.runtime.system.worker_reports import OwnReport
-from holdfast.runtime.system.worker_status import WorkerStatus
+from holdfast.runtime.system.worker_status import OwnReport, WorkerStatus
 
 
 @dataclass(frozen=True, slots=True)

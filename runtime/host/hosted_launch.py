@@ -7,7 +7,7 @@ ULFM handles.
 
 The guards are all where mpiexec is, and so is this part.  It knows the hosts by their links alone
 (`host_messages`).  It decides over the workers of all of them: who comes on no more, which of them
-are the world that goes on (`recovery.one_world`), when the scripts have come to their end, who
+are the world that goes on (`recovery.world`), when the scripts have come to their end, who
 saves in a halt, and that nobody lives any more, so that memory is settled.
 """
 
@@ -30,8 +30,7 @@ from holdfast.recovery.event import (
     WorldFormed,
     WorldNamed,
 )
-from holdfast.recovery.one_world import REFUSED, OneWorld
-from holdfast.recovery.world import WorkerId
+from holdfast.recovery.world import REFUSED, OneWorld, WorkerId
 from holdfast.runtime.host import host_messages as messages
 from holdfast.runtime.host.fencing import Fencing
 from holdfast.runtime.host.halting import Halting, look_at_ends
@@ -62,8 +61,7 @@ from holdfast.runtime.saving.save_messages import SaveAnswered, Settle, Settled
 from holdfast.runtime.saving.writer_link import FailedSaves
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
-from holdfast.runtime.system.worker_reports import OwnReport, SurvivorsMet
-from holdfast.runtime.system.worker_status import RequestFlag
+from holdfast.runtime.system.worker_status import OwnReport, RequestFlag, SurvivorsMet
 
 OnMessage: TypeAlias = Callable[[HostLink, Up], None]
 OnLost: TypeAlias = Callable[[HostLink, str], None]

@@ -29,8 +29,14 @@ from pathlib import Path
 from holdfast.recovery.event import Event, WorkerExited
 from holdfast.runtime.run.events import Pressure
 from holdfast.runtime.run.progress import memory
+from holdfast.runtime.system.own_process import (
+    Resource,
+    Usage,
+    find_levels,
+    read_lines,
+    read_number,
+)
 from holdfast.runtime.system.processes import count_open_files, count_threads_of_user
-from holdfast.runtime.system.usage import Resource, Usage, find_levels, read_lines, read_number
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
 HOST = "the host"

@@ -47,8 +47,7 @@ from holdfast.runtime.host.pool_process import (
     PoolSettings,
     PoolWarm,
 )
-from holdfast.runtime.system.channel import FDS, Channel
-from holdfast.runtime.system.messages import MessageKinds, to_message
+from holdfast.runtime.system.channel import FDS, Channel, MessageKinds, to_message
 from holdfast.runtime.system.own_process import (
     allow_files,
     die_with_parent,

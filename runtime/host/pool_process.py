@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from holdfast.recovery.event import Event
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.run.events import PoolLost, PoolRestarted, PoolWarmed, PreloadFailed
-from holdfast.runtime.system.channel import Channel, Message, pair
+from holdfast.runtime.system.channel import Channel, Message, MessageKinds, pair, to_message
 from holdfast.runtime.system.codec import to_plain
-from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.own_process import by_env, has_ended, module_command
 from holdfast.runtime.system.signals import blocked
 

@@ -25,8 +25,7 @@ from holdfast.runtime.host.pool_process import LetBegin
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import WorkerFenced
 from holdfast.runtime.saving.save_messages import UseMemory
-from holdfast.runtime.system.channel import pair
-from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.channel import pair, to_message
 from holdfast.runtime.system.processes import (
     describe_status,
     hangs_in_kernel,

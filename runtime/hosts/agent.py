@@ -5,7 +5,7 @@ listens and no key is needed.  It first answers what the head asks of its host, 
 it is greeted, it has the host part of the job: pool, workers, memory, writer.  The head decides
 everything else, and all guards are there.
 
-It ends when the connection ends, or when its lease runs out (`recovery.host_lease`): then the head
+It ends when the connection ends, or when its lease runs out (`recovery.detector`): then the head
 may go on without it, so its workers must be dead first.  The lease also stands in the status of
 each worker, which ends itself without one: the agent may be stopped.  A process beside it, the
 watchdog, kills an agent whose lease ended long ago, so that nothing stays on this host for ever.
@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+from holdfast.recovery.detector import HostLease
 from holdfast.recovery.event import WorkerExited
-from holdfast.recovery.host_lease import HostLease
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.schedulers import bring_back
 from holdfast.runtime.host.host import Host
@@ -35,9 +35,8 @@ from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolSt
 from holdfast.runtime.hosts import wire
 from holdfast.runtime.hosts.host_facts import ANSWERS_WITHIN_S, Question, facts
 from holdfast.runtime.run.events import PoolLost
-from holdfast.runtime.system.channel import ChannelError, LineChannel, Message
+from holdfast.runtime.system.channel import ChannelError, LineChannel, Message, to_message
 from holdfast.runtime.system.devices import VISIBLE
-from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.own_process import (
     adopt_orphans,
     allow_many_files,

@@ -37,9 +37,8 @@ from holdfast.runtime.hosts.wire import ANSWER, EndHost, Unasked
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.numerics import instruction_set, refuse_differences
 from holdfast.runtime.system import network
-from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.channel import Message, to_message
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
-from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.network import MeetingPlace, interfaces
 from holdfast.runtime.system.own_process import answer_of
 

@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Down, Logged, Up
 from holdfast.runtime.hosts.host_facts import HostFacts, Question
-from holdfast.runtime.system.messages import MessageKinds
+from holdfast.runtime.system.channel import MessageKinds
 
 TEXT = "latin-1"
 """Any bytes are text in this encoding."""

@@ -28,8 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 import keras
 import numpy as np
 
-from holdfast.checkpoint.digest import Digest
-from holdfast.checkpoint.tensor import Tensors
+from holdfast.checkpoint.tensor import Digest, Tensors
 from holdfast.recovery.step import Effects
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.keras.callback_rules import (

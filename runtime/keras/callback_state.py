@@ -31,8 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.digest import digest_of
-from holdfast.checkpoint.tensor import Tensors
+from holdfast.checkpoint.tensor import Tensors, digest_of
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.keras.plain_values import (
     INLINE_BYTES,

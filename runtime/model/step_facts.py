@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.digest import digest_of
-from holdfast.checkpoint.tensor import whole_bytes_of
+from holdfast.checkpoint.tensor import digest_of, whole_bytes_of
 
 _RATE = "_learning_rate"
 """A variable, or a schedule; a number that is set goes into the variable."""

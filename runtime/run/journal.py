@@ -55,8 +55,8 @@ from holdfast.runtime.run.files import (
     refusal,
 )
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
+from holdfast.runtime.system.channel import to_message
 from holdfast.runtime.system.codec import to_plain
-from holdfast.runtime.system.messages import to_message
 
 Record: TypeAlias = dict[str, Any]
 

@@ -23,10 +23,9 @@ from holdfast.runtime.saving.committer import Committer
 from holdfast.runtime.saving.plan import SavePlan, SaveRequest
 from holdfast.runtime.saving.save_memory import HostBuffers
 from holdfast.runtime.saving.save_messages import AskMemory, PartCopied, PlanSaves
-from holdfast.runtime.system.channel import FDS
+from holdfast.runtime.system.channel import FDS, to_message
 from holdfast.runtime.system.codec import encode
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
-from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.witnessed_time import Bound
 from holdfast.runtime.worker.context import WorkerContext
 

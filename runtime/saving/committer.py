@@ -24,9 +24,8 @@ from typing import Protocol, TypeAlias, TypeVar
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
 from holdfast.checkpoint.filesystem import READ_BYTES_PER_S, FileSystem, PacedFileSystem
 from holdfast.checkpoint.image_map import ImageMap
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.manifest import Manifest, PieceEntry, ShardRecord
 from holdfast.checkpoint.names import StagingName
-from holdfast.checkpoint.record import PieceEntry, ShardRecord
 from holdfast.checkpoint.retention import Pruner
 from holdfast.checkpoint.store import Staging
 from holdfast.checkpoint.tensor import Tensors

@@ -12,14 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.checkpoint.digest import digest_of
 from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
 from holdfast.checkpoint.image_map import ImageMap
-from holdfast.checkpoint.manifest import Manifest, plain_name
-from holdfast.checkpoint.record import Header, ShardRecord
+from holdfast.checkpoint.manifest import Header, Manifest, ShardRecord, plain_name
 from holdfast.checkpoint.retention import FEWEST_KEPT, Best, Retention, Wanted
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import ShardLayout
+from holdfast.checkpoint.tensor import ShardLayout, digest_of
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.saving.save_messages import SaveTicket

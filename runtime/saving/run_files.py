@@ -31,9 +31,8 @@ from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.run.run_directory import DirectoryLost, Ownership, RunDirectory, RunRecord
 from holdfast.runtime.run.trace import TraceFiles, TracePiece
 from holdfast.runtime.run.worker_logs import WorkerLogs
-from holdfast.runtime.system.channel import FDS, Channel
+from holdfast.runtime.system.channel import FDS, Channel, MessageKinds, to_message
 from holdfast.runtime.system.codec import to_plain
-from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 from holdfast.runtime.run.progress import memory
 from holdfast.runtime.saving.save_messages import AskMemory
-from holdfast.runtime.system.own_process import sealed_memory
-from holdfast.runtime.system.usage import Usage
+from holdfast.runtime.system.own_process import Usage, sealed_memory
 
 BUFFERS = 2
 

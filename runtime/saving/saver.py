@@ -27,9 +27,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from holdfast.checkpoint.digest import Digest
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of, whole_bytes_of
+from holdfast.checkpoint.tensor import Digest, ShardLayout, Tensors, specs_of, whole_bytes_of
 from holdfast.recovery.event import CheckpointCommitted
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.placement import savers_among

@@ -49,9 +49,8 @@ from holdfast.runtime.saving.save_messages import (
     ToWriter,
     UseMemory,
 )
-from holdfast.runtime.system.channel import FDS, Channel
+from holdfast.runtime.system.channel import FDS, Channel, MessageKinds, to_message
 from holdfast.runtime.system.codec import decode
-from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.own_process import allow_many_files, die_with_parent, name_process
 from holdfast.runtime.system.worker_status import WorkerStatus
 

@@ -37,8 +37,7 @@ from holdfast.runtime.saving.save_messages import (
     Settled,
     UseMemory,
 )
-from holdfast.runtime.system.channel import Channel, Message, pair
-from holdfast.runtime.system.messages import MessageKinds, to_message
+from holdfast.runtime.system.channel import Channel, Message, MessageKinds, pair, to_message
 from holdfast.runtime.system.own_process import by_env, has_ended, module_command
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import blocked

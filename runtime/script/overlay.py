@@ -47,7 +47,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.digest import digest_of
+from holdfast.checkpoint.tensor import digest_of
 from holdfast.runtime.script.calls import exchange
 
 _NAME = ".private"

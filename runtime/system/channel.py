@@ -12,6 +12,9 @@ so they are queued and given to messages in order.
 Only this file and ``network`` know sockets.  (The guard may import no module of holdfast, so
 it writes the same lines by itself.)  Nothing here decides: a lost peer is an empty answer,
 and the caller decides what follows.
+
+What is said are dataclasses, which travel with the names of their classes.  A link has one union of
+dataclasses for each direction.  That union is its protocol, and ``MessageKinds`` reads it.
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar, get_args
 
+from holdfast.runtime.system.codec import WrongValue, from_plain, to_plain
 from holdfast.runtime.system.witnessed_time import Bound
 
 Message: TypeAlias = dict[str, Any]
@@ -437,3 +441,41 @@ def _credentials(connection: socket.socket) -> tuple[int, int]:
     option = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * credentials.itemsize)
     credentials.frombytes(option)
     return credentials[0], credentials[1]
+
+
+Kind_co = TypeVar("Kind_co", covariant=True)
+
+
+def to_message(message: object) -> Message:
+    """Return a message as it travels."""
+    return {"kind": type(message).__name__, **to_plain(message)}
+
+
+class MessageKinds(Generic[Kind_co]):
+    """The messages that one end of a link takes.
+
+    Args:
+        kinds: a union of dataclasses, or a single one; a class with subclasses stands for these.
+    """
+
+    def __init__(self, kinds: Any) -> None:
+        named = get_args(kinds) or (kinds,)
+        found = [each for kind in named for each in kind.__subclasses__() or (kind,)]
+        self._by_name = {kind.__name__: kind for kind in found}
+
+    def __contains__(self, line: Message) -> bool:
+        """Whether a line is one of these messages."""
+        return line.get("kind") in self._by_name
+
+    def decode(self, line: Message) -> Kind_co:
+        """Return a message that has come; its descriptors stay in the line.
+
+        Raises:
+            WrongValue: it is none of these messages, or a field is wrong.
+        """
+        kind = self._by_name.get(line.get("kind", ""))
+        if kind is None:
+            raise WrongValue(f"there is no message {line.get('kind')!r} here")
+        fields = {name: value for name, value in line.items() if name not in ("kind", FDS)}
+        found: Kind_co = from_plain(kind, fields)
+        return found

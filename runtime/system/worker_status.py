@@ -19,6 +19,8 @@ Behind these words lies what the agent wants to know of a worker that fails: the
 the microbatch in hand, and an area for the stacks of its threads.  Both stay on the worker's
 host.  Between the two lies the worker's word on its progress, for people.  It may be rewritten
 while it is read, so its version is odd meanwhile.  What it spends its time on follows (`timeline`).
+
+What goes another way, and is no event, are the worker's own reports: how far its script has come.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from enum import Enum, IntEnum, IntFlag
 from typing import Any, Generic, TypeVar, overload
 
 from holdfast.recovery.event import WorkInHand
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.timeline import KINDS, RING_BYTES, Activity, RingReader, Timeline
 from holdfast.runtime.system.witnessed_time import witnessed_s
@@ -476,3 +479,78 @@ def lease_clock_s() -> float:
 def pulse_interval_s(heartbeat_timeout_s: float) -> float:
     """Return the seconds between beats: a tenth of the timeout, within 20 to 500 ms."""
     return min(max(heartbeat_timeout_s / 10, 0.02), 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBegun:
+    """The script begins its training of this number."""
+
+    worker: WorkerId
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFailed:
+    """An error has ended a training, and the script may catch it."""
+
+    worker: WorkerId
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptEnded:
+    """The script has come to its end; the worker waits until those of all have."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeaving:
+    """The worker ends its process by agreement."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivorsMet:
+    """The worker asks whether these survivors are the world that goes on."""
+
+    worker: WorkerId
+    workers: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHalted:
+    """What a halted worker holds."""
+
+    worker: WorkerId
+    version: int
+    """That of the state, -1 if it holds none."""
+    is_settled: bool
+    saves: int
+    """How many saves it has begun."""
+    is_saved: bool
+    step: int
+    words: str
+    """What happens to the rest when the run goes on, or why nothing is to be saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class HaltedSaveEnded:
+    """The part of a save that a halted worker was told to make is over."""
+
+    worker: WorkerId
+    attempt: int
+    failure: str
+    """Why it has failed, "" if it has not."""
+
+
+OwnReport = (
+    TrainingBegun
+    | TrainingFailed
+    | ScriptEnded
+    | WorkerLeaving
+    | SurvivorsMet
+    | WorkerHalted
+    | HaltedSaveEnded
+)

@@ -25,9 +25,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
-from holdfast.checkpoint.digest import digest_of
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.tensor import TensorSpec, specs_of
+from holdfast.checkpoint.tensor import TensorSpec, digest_of, specs_of
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ProgramError, UsageError

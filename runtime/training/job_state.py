@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.checkpoint.digest import digest_of
 from holdfast.checkpoint.manifest import GIVES_WAY
-from holdfast.checkpoint.tensor import Tensors
+from holdfast.checkpoint.tensor import Tensors, digest_of
 from holdfast.recovery.ledger import Cursor
 from holdfast.runtime.data.feed import Pipelines
 from holdfast.runtime.model.replica import FactsTeller, Replica

@@ -21,8 +21,7 @@ from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.saving.saver import Saver
-from holdfast.runtime.system.worker_reports import WorkerHalted
-from holdfast.runtime.system.worker_status import HaltOrder
+from holdfast.runtime.system.worker_status import HaltOrder, WorkerHalted
 from holdfast.runtime.training.callback_host import Commit, Due
 from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.progress import Progress

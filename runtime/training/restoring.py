@@ -5,7 +5,7 @@ part of the shards, then sends it to the others: the file system delivers every 
 come first: no byte is sent before all shards have verified.  Nothing is loaded before all workers
 have everything.  If a step fails for one worker, all reject it.
 
-A read that fails is tried again by one rule (`recovery.patience`).  A worker alone may have too
+A read that fails is tried again by one rule (`Patience`).  A worker alone may have too
 many open files, or a stale handle.  All wait for it: what one cannot read is read by none.  Only
 those whose read has failed make it again.  Each wait is followed by an exchange, so a death breaks
 the world here as anywhere else, and repair begins the restore anew.  A wait is work that needs no
@@ -13,6 +13,14 @@ peer: the page tells the agent so.  A step that is given up then may be whole, a
 
 A restore that has taken no step begins the run only if there is none: not if all are damaged, and
 not if one could not be read.
+
+*Patience.*  A step is given up for good only if it is *proved* damaged: one worker has seen a wrong
+byte.  A call that failed proves nothing.  File servers fail over within minutes, and open
+files come back when others are closed.  So all workers wait together and try again, for a
+bounded time.  Then an older step is better than none, and the job says what it has left.
+
+All workers see the findings of all, and the seconds of rank 0: they decide alike, without
+another message.
 """
 
 from __future__ import annotations
@@ -23,10 +31,10 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import numpy as np
 
-from holdfast.checkpoint.digest import state_sha256
 from holdfast.checkpoint.errors import (
     TRANSIENT,
     CheckpointError,
@@ -37,8 +45,8 @@ from holdfast.checkpoint.errors import (
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import STORE_NAME, step_name
 from holdfast.checkpoint.reader import Restored, StateReader
+from holdfast.checkpoint.tensor import state_sha256
 from holdfast.recovery.ledger import Cursor
-from holdfast.recovery.patience import PATIENT, Patience, ReadFinding
 from holdfast.runtime.errors import (
     CheckpointsUnread,
     RecoveryImpossible,
@@ -57,6 +65,54 @@ from holdfast.runtime.training.initial_weights import load_initial_weights
 from holdfast.runtime.training.job_state import TrainingState, is_passed_over, was_over
 from holdfast.runtime.training.training_job import MICROBATCHES, TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
+
+
+class ReadFinding(IntEnum):
+    """What a worker has found of a step; of several findings, the largest counts."""
+
+    FINE = 0
+    TRANSIENT = 1
+    """The call failed in a way that may be gone at the next one."""
+    UNREADABLE = 2
+    """The call failed in a way that will last, such as a missing permission."""
+    DAMAGED = 3
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the step may still be whole."""
+        return self in (ReadFinding.TRANSIENT, ReadFinding.UNREADABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """The bounds: one restore waits for ``whole_s``, and tries each step ``least_tries`` times."""
+
+    whole_s: float = 180.0
+    """A Lustre or NFS server fails over in one to three minutes."""
+    first_nap_s: float = 0.5
+    longest_nap_s: float = 10.0
+    """A death, or a wish to stop, is heard of after the nap."""
+    least_tries: int = 3
+    """For older steps, when the newest has used up the time; a stale handle needs one."""
+
+    def nap_s(self, worst: ReadFinding, tries: int, spent_s: float) -> float | None:
+        """Return how long to wait before the next try, None to give the step up.
+
+        ``worst`` is the worst finding of all workers at the last of so many ``tries``, and
+        ``spent_s`` are the seconds that the restore has spent on failing ones.
+        """
+        if worst is not ReadFinding.TRANSIENT:
+            return None
+        doublings = min(tries - 1, 16)  # no float is too small for that
+        nap_s = min(self.first_nap_s * 2.0**doublings, self.longest_nap_s)
+        left_s = self.whole_s - spent_s
+        if left_s > 0:
+            return min(nap_s, max(left_s, self.first_nap_s))
+        return nap_s if tries < self.least_tries else None
+
+
+PATIENT = Patience()
+
 
 _AGAIN = "nothing is known to be damaged: run again when the file system answers"
 _MOST_NAMED = 3

@@ -20,20 +20,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from holdfast.checkpoint.digest import state_sha256
+from holdfast.checkpoint.tensor import state_sha256
 from holdfast.recovery.event import WorkerCompleted, WorkerStopped
 from holdfast.recovery.ledger import Cursor
-from holdfast.recovery.one_world import REFUSED
-from holdfast.recovery.world import World
+from holdfast.recovery.world import REFUSED, World
 from holdfast.runtime.data.feed import Pipelines
 from holdfast.runtime.errors import Ending, JobError, NoMoreTraining, ProgramError, StopRequested
 from holdfast.runtime.exchange.membership import Membership, WorldBroken
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.script_record import TRAININGS
 from holdfast.runtime.script.calls import during_training
-from holdfast.runtime.system.messages import to_message
-from holdfast.runtime.system.worker_reports import SurvivorsMet, TrainingBegun, TrainingFailed
-from holdfast.runtime.system.worker_status import Phase
+from holdfast.runtime.system.channel import to_message
+from holdfast.runtime.system.worker_status import Phase, SurvivorsMet, TrainingBegun, TrainingFailed
 from holdfast.runtime.training.callback_host import Alone, CallbackHost
 from holdfast.runtime.training.catch_up import FAILED
 from holdfast.runtime.training.job_state import TrainingState

@@ -25,9 +25,8 @@ from holdfast.runtime.exchange.membership import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import FaultStruck, Notice
 from holdfast.runtime.run.journal import ProcessJournal, Recorder
-from holdfast.runtime.system.messages import to_message
-from holdfast.runtime.system.worker_reports import OwnReport
-from holdfast.runtime.system.worker_status import WorkerStatus
+from holdfast.runtime.system.channel import to_message
+from holdfast.runtime.system.worker_status import OwnReport, WorkerStatus
 from holdfast.runtime.worker.halt import Halt
 from holdfast.runtime.worker.injector import FaultInjector
 

@@ -24,13 +24,14 @@ from typing import Protocol
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.system.signals import start_thread
-from holdfast.runtime.system.worker_reports import (
+from holdfast.runtime.system.worker_status import (
     HaltedSaveEnded,
+    HaltOrder,
     OwnReport,
     WorkerHalted,
     WorkerLeaving,
+    WorkerStatus,
 )
-from holdfast.runtime.system.worker_status import HaltOrder, WorkerStatus
 from holdfast.runtime.worker.stacks import shortened
 
 _LOOK_S = 0.02

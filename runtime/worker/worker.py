@@ -51,13 +51,18 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.journal import SentRecords
 from holdfast.runtime.script.modules import prefer_users_modules, text_of
-from holdfast.runtime.system.channel import Channel
+from holdfast.runtime.system.channel import Channel, to_message
 from holdfast.runtime.system.connections import stranger
 from holdfast.runtime.system.devices import take_device
-from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.timeline import Activity
-from holdfast.runtime.system.worker_reports import ScriptEnded, WorkerLeaving
-from holdfast.runtime.system.worker_status import Phase, Pulse, WorkerStatus, pulse_interval_s
+from holdfast.runtime.system.worker_status import (
+    Phase,
+    Pulse,
+    ScriptEnded,
+    WorkerLeaving,
+    WorkerStatus,
+    pulse_interval_s,
+)
 from holdfast.runtime.worker.context import (
     WorkerContext,
     failure,

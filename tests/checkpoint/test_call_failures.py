@@ -14,8 +14,8 @@ from fake_filesystem import FakeFileSystem, Survival
 from whole_save import save
 
 from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.reader import restore_newest
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor

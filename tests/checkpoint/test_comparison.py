@@ -9,9 +9,9 @@ import pytest
 from holders import STEP, WRITERS, flip, shard, small_state
 from whole_save import save
 
-from holdfast.checkpoint.comparison import Comparison, OpenedStep, compare_steps
 from holdfast.checkpoint.errors import CheckpointInvalid
-from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.manifest import Header
+from holdfast.checkpoint.scan import Comparison, OpenedStep, compare_steps
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
 

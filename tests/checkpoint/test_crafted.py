@@ -21,9 +21,9 @@ from whole_save import save
 
 import holdfast.checkpoint
 from holdfast.checkpoint.errors import CheckpointInvalid, CommitRefused
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.names import MANIFEST_NAME
 from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
 
 STEP = 30
@@ -44,7 +44,7 @@ SHAPES = [
 
 LOADING_STATE = """
 import ctypes, os, sys
-from holdfast.checkpoint import shard
+from holdfast.checkpoint import image
 import h5py
 
 library, = {

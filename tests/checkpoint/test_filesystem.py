@@ -23,8 +23,8 @@ from holdfast.checkpoint import filesystem as module
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import TRANSIENT, CheckpointError, CheckpointInvalid
 from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem, PacedFileSystem
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.reader import restore, restore_newest
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import CheckpointStore
 

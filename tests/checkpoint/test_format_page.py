@@ -20,7 +20,7 @@ import pytest
 import xxhash
 from whole_save import save
 
-from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
 

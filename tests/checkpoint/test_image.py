@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
 from holdfast.checkpoint.image import ShardImage, ShareImage
 from holdfast.checkpoint.image_map import ImageMap, share_of
+from holdfast.checkpoint.manifest import Header, ShardRecord
 from holdfast.checkpoint.names import shard_name
-from holdfast.checkpoint.record import Header, ShardRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, Tensor, TensorSpec, specs_of
 

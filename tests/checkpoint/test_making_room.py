@@ -11,9 +11,8 @@ from fake_filesystem import FakeFileSystem, PowerCut, Survival
 from whole_save import save
 
 from holdfast.checkpoint.errors import StorageFailed
-from holdfast.checkpoint.manifest import EpochMetrics
+from holdfast.checkpoint.manifest import EpochMetrics, Header
 from holdfast.checkpoint.names import StagingName, step_name
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, Retention, Wanted
 from holdfast.checkpoint.store import CheckpointStore
 

@@ -14,15 +14,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from manifests import resealed
 
-from holdfast.checkpoint.digest import DIGEST_DIGITS
 from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid
 from holdfast.checkpoint.manifest import (
     EpochMetrics,
+    Header,
     Manifest,
+    PieceEntry,
+    ShardRecord,
     TensorEntry,
+    entry_of,
 )
-from holdfast.checkpoint.record import Header, PieceEntry, ShardRecord, entry_of
-from holdfast.checkpoint.tensor import ShardLayout, TensorSpec
+from holdfast.checkpoint.tensor import DIGEST_DIGITS, ShardLayout, TensorSpec
 
 HEADER = Header("run-1", 7, 30)
 LAYOUT = ShardLayout(

@@ -11,8 +11,8 @@ from fake_filesystem import FakeFileSystem, PowerCut, Survival
 from holders import small_state
 from whole_save import save
 
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.reader import restore_newest
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import CheckpointStore
 

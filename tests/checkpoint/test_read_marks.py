@@ -11,8 +11,8 @@ from fake_filesystem import FakeFileSystem
 from holders import fill, flip
 from whole_save import save
 
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.names import step_name
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, ReadMarks, Retention, bad_steps
 from holdfast.checkpoint.store import CheckpointStore
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from whole_save import save
 
-from holdfast.checkpoint.digest import state_sha256
 from holdfast.checkpoint.errors import (
     TRANSIENT,
     CheckpointInvalid,
@@ -24,10 +23,10 @@ from holdfast.checkpoint.errors import (
     StorageFailed,
 )
 from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.reader import StateReader, compare_specs, restore, restore_newest
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import Tensor, TensorSpec
+from holdfast.checkpoint.tensor import Tensor, TensorSpec, state_sha256
 
 State = dict[str, Tensor]
 

@@ -21,9 +21,9 @@ from holdfast.checkpoint.errors import (
     StorageFailed,
 )
 from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.names import shard_name, step_name
 from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import mend_step, verify_step
 from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import CheckpointStore

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from whole_save import save
 
-from holdfast.checkpoint.manifest import EpochMetrics
+from holdfast.checkpoint.manifest import EpochMetrics, Header
 from holdfast.checkpoint.names import MANIFEST_NAME, removed_name, step_name
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import (
     Best,
     KnownStep,

@@ -18,17 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from whole_save import save
 
-from holdfast.checkpoint.digest import digest_of
 from holdfast.checkpoint.errors import StateUnsupported
-from holdfast.checkpoint.names import shard_name
-from holdfast.checkpoint.record import Header, ShardRecord
-from holdfast.checkpoint.shard import (
+from holdfast.checkpoint.image import (
     build_skeleton,
     dataset_paths,
     no_plugins,
 )
+from holdfast.checkpoint.manifest import Header, ShardRecord
+from holdfast.checkpoint.names import shard_name
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import ShardLayout, Tensor, Tensors, TensorSpec, specs_of
+from holdfast.checkpoint.tensor import ShardLayout, Tensor, Tensors, TensorSpec, digest_of, specs_of
 
 HEADER = Header("run of ümläut", 7, 30)
 
@@ -150,7 +149,7 @@ def test_thousands_of_tensors_are_laid_out_alike_by_every_process() -> None:
     build = f"""
 import hashlib
 from holdfast.checkpoint.tensor import ShardLayout, TensorSpec
-from holdfast.checkpoint.shard import build_skeleton
+from holdfast.checkpoint.image import build_skeleton
 layout = ShardLayout(tuple(TensorSpec(name, "float32", (4, 3)) for name in {names!r}), 1)
 print(hashlib.sha256(repr(build_skeleton(layout, 0, "r")).encode()).hexdigest())
 """

@@ -21,10 +21,9 @@ from holdfast.checkpoint.errors import (
     StorageFailed,
 )
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.manifest import GIVES_WAY, Manifest
+from holdfast.checkpoint.manifest import GIVES_WAY, Header, Manifest, ShardRecord
 from holdfast.checkpoint.names import StagingName, step_name
 from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.record import Header, ShardRecord
 from holdfast.checkpoint.store import CheckpointStore, Staging, hide, remove_hidden
 from holdfast.checkpoint.tensor import ShardLayout, Tensor, specs_of
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.digest import state_sha256
 from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.tensor import (
     CUT_BYTES,
@@ -20,6 +19,7 @@ from holdfast.checkpoint.tensor import (
     bytes_of,
     empty_tensor,
     specs_of,
+    state_sha256,
 )
 
 shapes = st.lists(st.integers(0, 40), max_size=4).map(tuple)

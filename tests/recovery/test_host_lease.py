@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.host_lease import LEASE_SHARE, HostLease, HostPings
+from holdfast.recovery.detector import LEASE_SHARE, HostLease, HostPings
 
 T = 10.0
 

@@ -10,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tree_sum import tree_sum
 
-from holdfast.recovery.host_reduction import HostPlan, Pieces, host_roots, pieces_of
 from holdfast.recovery.reduction import (
     FloatVector,
     Fold,
+    HostPlan,
+    Pieces,
     ReductionPlan,
+    host_roots,
     maximal_nodes,
+    pieces_of,
     plan_reduction,
 )
 from holdfast.recovery.world import Assignment, WorkerId, World, assign

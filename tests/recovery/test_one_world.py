@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.one_world import MINORITY_WAITS_S, REFUSED, OneWorld, Word
-from holdfast.recovery.world import WorkerId
+from holdfast.recovery.world import MINORITY_WAITS_S, REFUSED, OneWorld, Word, WorkerId
 
 ALL = tuple(WorkerId(worker) for worker in range(4))
 

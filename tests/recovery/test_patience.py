@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.patience import Patience, ReadFinding
+from holdfast.runtime.training.restoring import Patience, ReadFinding
 
 patiences = st.builds(
     Patience,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.stall import (
+from holdfast.recovery.detector import (
     LEAST_LIMIT_S,
     OverdueDetector,
     ScriptView,

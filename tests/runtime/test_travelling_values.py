@@ -33,8 +33,8 @@ from holdfast.runtime.run.run_directory import FORMAT, RunRecord
 from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.saving.plan import SavePlan, SaveTerms
 from holdfast.runtime.saving.save_messages import SaveTicket
+from holdfast.runtime.system.channel import MessageKinds, to_message
 from holdfast.runtime.system.codec import decode, encode, to_plain
-from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.training.consistency import StepRecord
 from holdfast.runtime.training.restoring import Trouble
 

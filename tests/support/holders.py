@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from whole_save import save
 
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.names import step_name
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
 

@@ -15,7 +15,7 @@ from local_communicator import LocalCommunicator
 from whole_save import save
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor

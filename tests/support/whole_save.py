@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.manifest import Header, Manifest
 from holdfast.checkpoint.store import CheckpointStore, Staging
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
 

@@ -12,9 +12,9 @@ from whole_save import is_same, save
 
 from damages.ways import NEW, OF_STEPS, OLD, Files, read_files, strike, write_files
 from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.names import STORE_NAME, step_name
 from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.repair import mend_step
 from holdfast.checkpoint.store import CheckpointStore
 

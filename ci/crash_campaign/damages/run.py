@@ -21,8 +21,8 @@ from whole_save import save
 
 from damages.ways import OF_ANY_FILES, Files, read_files, strike, write_files
 from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.reader import restore_newest
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.commands.summary import summarize

@@ -16,9 +16,9 @@ from tally import Tally, Wrong
 from whole_save import is_same, save
 
 from damages.ways import NEW, OF_STEPS, OLD, Files, read_files, strike, write_files
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.names import STORE_NAME, step_name
 from holdfast.checkpoint.reader import restore_newest
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
 
 NAME = "steps"

@@ -21,8 +21,7 @@ from victim import RUN, Aftermath, Intrusion
 from whole_save import stage
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.manifest import Header, Manifest
 from holdfast.checkpoint.store import CheckpointStore, Staging
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord

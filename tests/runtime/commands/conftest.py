@@ -9,7 +9,7 @@ import pytest
 from commands import holdfast_code
 from whole_save import save
 
-from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord

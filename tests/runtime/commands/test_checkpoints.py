@@ -19,7 +19,7 @@ from whole_save import save
 
 from holdfast.checkpoint.errors import TRANSIENT
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.repair import StepCheck, verify_step
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.commands.inspect import Position, position_of

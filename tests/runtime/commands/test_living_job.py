@@ -41,8 +41,7 @@ from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.channel import Message, to_message
 
 NOBODY = (1 << 22) + 1
 """Linux gives no process so high a number."""

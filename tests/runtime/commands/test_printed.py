@@ -22,7 +22,7 @@ from journal_entries import line
 from told_run import told_lines
 from whole_save import save
 
-from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.head.visits import HeadStatus
 from holdfast.runtime.run.progress import LaunchReport, StepReport, WorkerReport

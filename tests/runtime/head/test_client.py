@@ -56,9 +56,8 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run import lease as lease_module
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.channel import FDS, Listener, Message, pair
+from holdfast.runtime.system.channel import FDS, Listener, Message, MessageKinds, pair, to_message
 from holdfast.runtime.system.codec import from_plain, to_plain
-from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
 

@@ -50,9 +50,8 @@ from holdfast.runtime.run.events import Notice, OutputDropped
 from holdfast.runtime.run.journal import Record, RecordedEvent, Records
 from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.saving.run_files import JobOver, RunWarning
-from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.channel import FDS, Channel, Message, MessageKinds, pair, to_message
 from holdfast.runtime.system.codec import from_plain, to_plain
-from holdfast.runtime.system.messages import MessageKinds, to_message
 from holdfast.runtime.system.reactor import Reactor
 
 TERM = signal.SIGTERM

@@ -39,8 +39,7 @@ from holdfast.runtime.host.pool_process import ENTRY
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.channel import FDS, Channel, pair
-from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.channel import FDS, Channel, pair, to_message
 from holdfast.runtime.system.processes import HeldProcess
 
 LISTENER = """

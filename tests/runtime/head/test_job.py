@@ -19,8 +19,8 @@ from holdfast.runtime.head.orders import TimeLimit, TimeLimits
 from holdfast.runtime.head.visits import Standing
 from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder
 from holdfast.runtime.run.events import Notice
+from holdfast.runtime.system.channel import MessageKinds, to_message
 from holdfast.runtime.system.codec import from_plain, to_plain
-from holdfast.runtime.system.messages import MessageKinds, to_message
 
 FIFTH = Launch(5, (WorkerId(6), WorkerId(7)), relaunch=2, reason="again", spent=3)
 

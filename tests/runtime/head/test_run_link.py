@@ -31,8 +31,7 @@ from holdfast.runtime.saving.run_files import (
     ToRunFiles,
     Written,
 )
-from holdfast.runtime.system.channel import FDS, Channel, pair
-from holdfast.runtime.system.messages import MessageKinds, to_message
+from holdfast.runtime.system.channel import FDS, Channel, MessageKinds, pair, to_message
 from holdfast.runtime.system.reactor import Reactor
 
 _MESSAGES: MessageKinds[ToRunFiles] = MessageKinds(ToRunFiles)

@@ -15,8 +15,7 @@ import pytest
 
 from holdfast.runtime.host import guard
 from holdfast.runtime.host.hosted_worker import WorkerLeft
-from holdfast.runtime.system.channel import FDS, Listener, pair
-from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.channel import FDS, Listener, pair, to_message
 
 PEACE = guard._WORKER_HAS_LEFT
 

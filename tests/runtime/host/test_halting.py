@@ -9,8 +9,7 @@ import pytest
 from holdfast.recovery.event import WorkerFailed, WorkerStopped
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.halting import Halting
-from holdfast.runtime.system.worker_reports import WorkerHalted
-from holdfast.runtime.system.worker_status import HaltOrder, Phase, WorkerStatus
+from holdfast.runtime.system.worker_status import HaltOrder, Phase, WorkerHalted, WorkerStatus
 
 
 class FakeWorker:

@@ -21,7 +21,7 @@ from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost
 from holdfast.runtime.hosts.wire import Greeting
 from holdfast.runtime.saving.save_messages import Settle
 from holdfast.runtime.saving.writer_link import WriterLink
-from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.channel import to_message
 from holdfast.runtime.system.own_process import has_ended
 from holdfast.runtime.system.processes import is_alive, name_of, wait_all_ended
 from holdfast.runtime.system.reactor import Reactor

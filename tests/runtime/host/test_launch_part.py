@@ -51,11 +51,13 @@ from holdfast.runtime.saving.save_messages import SaveAnswered, SaveTicket, Sett
 from holdfast.runtime.system.channel import Channel, pair
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.system.worker_reports import ScriptEnded, SurvivorsMet, TrainingBegun
 from holdfast.runtime.system.worker_status import (
     Phase,
     RequestFlag,
+    ScriptEnded,
     StatusChanges,
+    SurvivorsMet,
+    TrainingBegun,
     WorkerStatus,
     Writer,
 )

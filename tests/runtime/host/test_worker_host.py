@@ -34,11 +34,10 @@ from holdfast.runtime.saving.save_messages import (
     Settled,
     UseMemory,
 )
-from holdfast.runtime.system.channel import FDS, Channel, Message, pair
-from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.channel import FDS, Channel, Message, pair, to_message
+from holdfast.runtime.system.own_process import Resource, Usage
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.system.usage import Resource, Usage
 from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 
 CONFIG = worker_config(0, (0, 1), run_id="run", microbatches=2, seed=1)

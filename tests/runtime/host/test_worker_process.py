@@ -16,8 +16,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import LetLeave
 from holdfast.runtime.host.pool_process import LetBegin
 from holdfast.runtime.host.worker_process import WorkerProcess
-from holdfast.runtime.system.channel import FDS, Channel
-from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.channel import FDS, Channel, to_message
 from holdfast.runtime.system.worker_status import Phase
 
 BOUND_S = 90.0

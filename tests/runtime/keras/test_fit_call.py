@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from whole_save import save
 
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.names import MANIFEST_NAME
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.keras.fit_call import FitCall, as_begun, fit

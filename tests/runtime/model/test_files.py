@@ -13,8 +13,8 @@ from extended import extended
 from keras_harness import IMAGES, build, convolutional, copy_of, dense
 from whole_save import save
 
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.reader import Restored, restore
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.commands.export import (
     ModelSource,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from whole_save import save
 
-from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.run.checkpoint_events import Checkpoint, Rejected, StorageDowngrade
 from holdfast.runtime.run.events import FaultStruck, HungUp, LaunchBegan, Step
@@ -30,7 +30,7 @@ from holdfast.runtime.run.journal import (
     read_journal,
 )
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.system.messages import MessageKinds
+from holdfast.runtime.system.channel import MessageKinds
 
 SOON_S = 0.2
 

@@ -15,7 +15,7 @@ from whole_save import save
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.store import CheckpointStore

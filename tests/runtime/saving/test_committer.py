@@ -26,8 +26,7 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.saving.committer import CheckpointMaintenance, Committer
 from holdfast.runtime.saving.save_messages import DiskMoved
 from holdfast.runtime.saving.writer import WriterReport
-from holdfast.runtime.system.channel import pair
-from holdfast.runtime.system.messages import MessageKinds
+from holdfast.runtime.system.channel import MessageKinds, pair
 
 BOUND_S = 60.0
 OLD, NEW = 10, 20

@@ -15,8 +15,8 @@ from host_saves import LAUNCH, begin_run, plan_of
 from whole_save import save
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.names import StagingName
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.saving.committer import CheckpointMaintenance

@@ -32,9 +32,8 @@ from holdfast.runtime.saving.run_files import (
     ToRunFiles,
     Written,
 )
-from holdfast.runtime.system.channel import pair
+from holdfast.runtime.system.channel import MessageKinds, pair, to_message
 from holdfast.runtime.system.codec import decode
-from holdfast.runtime.system.messages import MessageKinds, to_message
 
 BOUND_S = 90.0
 RECORD = RunRecord("r", FORMAT, 0.0, microbatches=2, seed=0, threads=1)

@@ -17,8 +17,7 @@ from holdfast.checkpoint.tensor import ShardLayout, specs_of
 from holdfast.runtime.saving import save_memory
 from holdfast.runtime.saving.save_memory import BUFFERS, HostBuffers, SaveMemory
 from holdfast.runtime.saving.save_messages import AskMemory
-from holdfast.runtime.system.own_process import sealed_memory
-from holdfast.runtime.system.usage import Resource, Usage
+from holdfast.runtime.system.own_process import Resource, Usage, sealed_memory
 
 _F_GET_SEALS = 1034
 _MIB = 2**20

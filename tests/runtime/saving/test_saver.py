@@ -42,8 +42,7 @@ from holdfast.runtime.saving.saver import (
     Saver,
     shard_count,
 )
-from holdfast.runtime.system.channel import FDS
-from holdfast.runtime.system.messages import MessageKinds
+from holdfast.runtime.system.channel import FDS, MessageKinds
 from holdfast.runtime.system.worker_status import RequestFlag, WorkerStatus
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext

@@ -17,7 +17,7 @@ from host_writer import Disk, RunningWriter
 from whole_save import save
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, specs_of

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from holdfast.runtime.system.channel import pair
+from holdfast.runtime.system.channel import MessageKinds, pair, to_message
 from holdfast.runtime.system.codec import WrongValue
-from holdfast.runtime.system.messages import MessageKinds, to_message
 
 
 @dataclass(frozen=True)

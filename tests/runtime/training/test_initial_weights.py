@@ -14,7 +14,7 @@ import pytest
 from whole_save import save
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import RunUnreadable, UsageError
 from holdfast.runtime.training.initial_weights import load_initial_weights

@@ -10,8 +10,8 @@ from resumed_run import Run, Weights
 from whole_save import save
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.names import step_name
-from holdfast.checkpoint.record import Header
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.order import SampleOrder
 from holdfast.runtime.errors import UsageError

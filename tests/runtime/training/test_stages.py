@@ -19,9 +19,14 @@ from holdfast.runtime.errors import ExitCode, NoMoreTraining, ProgramError, Stop
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.messages import to_message
-from holdfast.runtime.system.worker_reports import TrainingBegun, TrainingFailed
-from holdfast.runtime.system.worker_status import Phase, RequestFlag, WorkerStatus
+from holdfast.runtime.system.channel import to_message
+from holdfast.runtime.system.worker_status import (
+    Phase,
+    RequestFlag,
+    TrainingBegun,
+    TrainingFailed,
+    WorkerStatus,
+)
 from holdfast.runtime.training import stages as stages_module
 from holdfast.runtime.training.progress import RepairCount
 from holdfast.runtime.training.stages import StageEnd, Stages, is_first, stages_of_script

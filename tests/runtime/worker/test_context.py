@@ -21,7 +21,7 @@ from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.journal import Journal, read_journal
-from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.channel import to_message
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.context import (
     TrainingRefused,

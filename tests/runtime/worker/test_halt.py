@@ -9,13 +9,14 @@ from queue import Queue
 import pytest
 
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.system.worker_reports import (
+from holdfast.runtime.system.worker_status import (
     HaltedSaveEnded,
+    HaltOrder,
     OwnReport,
     WorkerHalted,
     WorkerLeaving,
+    WorkerStatus,
 )
-from holdfast.runtime.system.worker_status import HaltOrder, WorkerStatus
 from holdfast.runtime.worker.halt import Halt, HaltWatch
 
 WORKER = WorkerId(3)

@@ -23,7 +23,7 @@ from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
 from holdfast.runtime.run.events import Epoch, Step
 from holdfast.runtime.run.journal import read_journal
-from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.channel import to_message
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker import records
 from holdfast.runtime.worker.context import WorkerContext

@@ -21,10 +21,8 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import Notice
-from holdfast.runtime.system.channel import Channel
-from holdfast.runtime.system.messages import to_message
-from holdfast.runtime.system.worker_reports import WorkerLeaving
-from holdfast.runtime.system.worker_status import Phase, WorkerStatus
+from holdfast.runtime.system.channel import Channel, to_message
+from holdfast.runtime.system.worker_status import Phase, WorkerLeaving, WorkerStatus
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker import worker as worker_module
 from holdfast.runtime.worker.context import WorkerContext

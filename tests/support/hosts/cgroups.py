@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.system.usage import find_levels
+from holdfast.runtime.system.own_process import find_levels
 
 _GONE_WITHIN_S = 30.0
 

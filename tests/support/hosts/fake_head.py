@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.channel import Channel, Listener, Message
-from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.channel import Channel, Listener, Message, to_message
 from holdfast.runtime.system.reactor import Reactor
 
 Replies: TypeAlias = Iterable[object]

@@ -21,8 +21,7 @@ from holdfast.runtime.saving.save_messages import (
     UseMemory,
 )
 from holdfast.runtime.saving.writer_link import WriterLink
-from holdfast.runtime.system.channel import FDS, Channel, Message
-from holdfast.runtime.system.messages import MessageKinds, to_message
+from holdfast.runtime.system.channel import FDS, Channel, Message, MessageKinds, to_message
 from holdfast.runtime.system.reactor import Reactor
 
 PARTS = 2

@@ -23,9 +23,8 @@ from holdfast.runtime.host import guard as guard_module
 from holdfast.runtime.host.hosted_worker import WorkerLeft
 from holdfast.runtime.host.launchers import LaunchLine, LaunchTerms, find_mpiexec
 from holdfast.runtime.system import become
-from holdfast.runtime.system.channel import Channel, Listener
+from holdfast.runtime.system.channel import Channel, Listener, to_message
 from holdfast.runtime.system.connections import watch_strangers
-from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.processes import kill_tree
 
 _GUARD = (sys.executable, "-I", "-S", str(Path(guard_module.__file__).resolve()))

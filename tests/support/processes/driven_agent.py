@@ -14,8 +14,7 @@ from holdfast.runtime.head import head
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
 from holdfast.runtime.host.host_messages import News, Order
 from holdfast.runtime.run.events import Notice, PoolWarmed
-from holdfast.runtime.system.channel import Channel, Message
-from holdfast.runtime.system.messages import MessageKinds, to_message
+from holdfast.runtime.system.channel import Channel, Message, MessageKinds, to_message
 
 _ORDERS: MessageKinds[Order] = MessageKinds(Order)
 

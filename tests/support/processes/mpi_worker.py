@@ -16,8 +16,7 @@ from typing import Any, NoReturn
 from tiny_worker import Tiny
 
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.system.worker_reports import WorkerLeaving
-from holdfast.runtime.system.worker_status import Phase, Pulse, pulse_interval_s
+from holdfast.runtime.system.worker_status import Phase, Pulse, WorkerLeaving, pulse_interval_s
 
 FATAL_STEP = 5
 

@@ -19,10 +19,16 @@ from typing import NoReturn
 from holdfast.recovery.event import Event
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import Notice
-from holdfast.runtime.system.channel import Channel
-from holdfast.runtime.system.messages import to_message
-from holdfast.runtime.system.worker_reports import OwnReport, ScriptEnded, WorkerLeaving
-from holdfast.runtime.system.worker_status import Phase, Pulse, WorkerStatus, pulse_interval_s
+from holdfast.runtime.system.channel import Channel, to_message
+from holdfast.runtime.system.worker_status import (
+    OwnReport,
+    Phase,
+    Pulse,
+    ScriptEnded,
+    WorkerLeaving,
+    WorkerStatus,
+    pulse_interval_s,
+)
 
 
 class Tiny:

@@ -17,8 +17,7 @@ from local_communicator import LocalCommunicator
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.saving.agent_saver import AgentSaver, PendingSave
 from holdfast.runtime.saving.save_messages import AskMemory, OfWorker, PartCopied
-from holdfast.runtime.system.channel import FDS
-from holdfast.runtime.system.messages import MessageKinds
+from holdfast.runtime.system.channel import FDS, MessageKinds
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker.context import WorkerContext
 

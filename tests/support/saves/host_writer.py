@@ -25,9 +25,8 @@ from holdfast.runtime.saving.save_messages import (
     Settled,
 )
 from holdfast.runtime.saving.writer import HostWriter
-from holdfast.runtime.system.channel import Channel, Message, pair
+from holdfast.runtime.system.channel import Channel, Message, MessageKinds, pair, to_message
 from holdfast.runtime.system.codec import encode
-from holdfast.runtime.system.messages import MessageKinds, to_message
 
 _ANSWERS: MessageKinds[OfWriter] = MessageKinds(OfWriter)
 PING, PONG = {"kind": "ping"}, {"kind": "pong"}

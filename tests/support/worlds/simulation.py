@@ -25,14 +25,12 @@ from configs import journal_of, worker_config
 from fake_communicator import FakeCommunicator, run_world
 from host_saves import begin_run
 
-from holdfast.checkpoint.digest import state_sha256
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.tensor import Tensors
+from holdfast.checkpoint.tensor import Tensors, state_sha256
 from holdfast.recovery.event import Event, WorkInHand
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan
-from holdfast.recovery.one_world import OneWorld
 from holdfast.recovery.reduction import FloatVector
-from holdfast.recovery.world import WorkerId
+from holdfast.recovery.world import OneWorld, WorkerId
 from holdfast.runtime.data.feed import Feed, Pipelines
 from holdfast.runtime.data.samples import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
@@ -51,12 +49,10 @@ from holdfast.runtime.saving.save_messages import (
     PlanSaves,
     SaveTicket,
 )
-from holdfast.runtime.system.channel import FDS
+from holdfast.runtime.system.channel import FDS, MessageKinds
 from holdfast.runtime.system.codec import decode
-from holdfast.runtime.system.messages import MessageKinds
 from holdfast.runtime.system.own_process import sealed_memory
-from holdfast.runtime.system.worker_reports import SurvivorsMet
-from holdfast.runtime.system.worker_status import RequestFlag, WorkerStatus
+from holdfast.runtime.system.worker_status import RequestFlag, SurvivorsMet, WorkerStatus
 from holdfast.runtime.training.callback_host import Alone, CallbackHost
 from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.loop import TrainingLoop

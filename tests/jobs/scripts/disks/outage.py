@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.recovery.patience import Patience
-from holdfast.runtime.training.restoring import WAITS
+from holdfast.runtime.training.restoring import WAITS, Patience
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "02_custom_replica.py"
 RANK = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
