@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.tensor import Digest
 from holdfast.runtime.data.samples import MOST_PARTS
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.memory import ALIGNMENT_BYTES

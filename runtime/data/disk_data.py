@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.tensor import Digest
 from holdfast.runtime.data.samples import ArrayData, Data, SampleIds, Samples, count_samples
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.replica import Nest, map_leaves, named_leaves

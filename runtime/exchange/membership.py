@@ -10,7 +10,7 @@ same ``World``, or none does and all try again.  This is the rule of the ULFM tu
 agree on the result of a collective before using it.
 
 After a break there may be a world of survivors on each side of a cut.  So the first worker asks the
-head for a number, and without one the world is none (`recovery.one_world`).
+head for a number, and without one the world is none (`recovery.world`).
 
 The same holds for every exchange outside a step.  A death breaks it for some members and
 not for others.  If those went different ways, one would call ``agree`` while another calls
@@ -29,9 +29,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.recovery.one_world import REFUSED
 from holdfast.recovery.step import REFUSAL
-from holdfast.recovery.world import WorkerId, World
+from holdfast.recovery.world import REFUSED, WorkerId, World
 
 _CARD = struct.Struct("<qq")
 _ALL_WELL = 1

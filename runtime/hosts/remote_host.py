@@ -4,9 +4,9 @@ The shell's stdin and stdout are the connection.  The statuses of the host's wor
 each word has one writer, so words are copied both ways without a protocol.
 
 A host is lost when the connection ends, or when it has not answered for the heartbeat timeout
-(`recovery.host_lease`).  After the timeout its workers are dead.  The end of the connection ends
+(`recovery.detector`).  After the timeout its workers are dead.  The end of the connection ends
 its agent, too, but a shell may tell that late: until then they may live.  So they need the head's
-word to go on without the others (`recovery.one_world`).
+word to go on without the others (`recovery.world`).
 
 A remote shell is called as ``SHELL HOST COMMAND...``.  ssh and rsh join the words of the command
 with spaces, and a shell there splits them again.  srun and ``ip netns exec`` hand them over as they
@@ -34,8 +34,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.recovery.detector import HostPings
 from holdfast.recovery.event import WorkerExited
-from holdfast.recovery.host_lease import HostPings
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.host.host_messages import Down, HostLink, MakeWorkers, Traced, Up
@@ -44,8 +44,7 @@ from holdfast.runtime.hosts import wire
 from holdfast.runtime.hosts.host_facts import Question
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.system import become
-from holdfast.runtime.system.channel import ChannelError, LineChannel, Message
-from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.channel import ChannelError, LineChannel, Message, to_message
 from holdfast.runtime.system.own_process import by_env, has_ended
 from holdfast.runtime.system.processes import kill_group
 from holdfast.runtime.system.reactor import Reactor

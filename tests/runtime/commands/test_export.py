@@ -17,8 +17,8 @@ import pytest
 from whole_save import save
 
 from holdfast.checkpoint import filesystem
+from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.record import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.commands.export import ModelSource, export_state, publish
 from holdfast.runtime.errors import ExitCode, ProgramError, UsageError

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 from fake_communicator import FakeCommunicator, run_world
 
-from holdfast.recovery.one_world import REFUSED
-from holdfast.recovery.world import WorkerId, World
+from holdfast.recovery.world import REFUSED, WorkerId, World
 from holdfast.runtime.exchange.membership import Membership, WorldBroken
 
 RANKS = 4

@@ -19,7 +19,7 @@ from holdfast.runtime.host.limits import (
     HostWatch,
 )
 from holdfast.runtime.run.events import Pressure
-from holdfast.runtime.system.usage import Resource, Usage, find_levels, granted_cores
+from holdfast.runtime.system.own_process import Resource, Usage, find_levels, granted_cores
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
 DIRECTORY = Path("/dev/shm/holdfast-1-x")

@@ -27,8 +27,8 @@ from holdfast.runtime.hosts.checked_hosts import (
     why_not_again,
 )
 from holdfast.runtime.hosts.remote_host import RemoteShell
+from holdfast.runtime.system.channel import to_message
 from holdfast.runtime.system.devices import Devices
-from holdfast.runtime.system.messages import to_message
 from holdfast.runtime.system.own_process import answer_of, program_command
 
 UNOWNED = replace(QUESTION, proof=Path("/proc/self/comm"), token="")
