@@ -17,19 +17,18 @@ from holdfast.recovery.event import LOST_WITH_ITS_HOST, WorkerExited, WorkerFail
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import HostLink, KillWorker
 from holdfast.runtime.run.progress import LaunchReport, StepReport, WorkerReport
-from holdfast.runtime.system.channel import Channel
-from holdfast.runtime.system.messages import to_message
+from holdfast.runtime.system.channel import Channel, to_message
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.timeline import Activity
-from holdfast.runtime.system.worker_reports import (
+from holdfast.runtime.system.worker_status import (
     HaltedSaveEnded,
     OwnReport,
+    Phase,
     ScriptEnded,
     TrainingBegun,
     TrainingFailed,
     WorkerHalted,
 )
-from holdfast.runtime.system.worker_status import Phase
 
 _IN_ORDER = (*(phase for phase in Phase if phase is not Phase.LEAVING), Phase.LEAVING)
 """A worker leaves when its script has come to its end."""

@@ -20,8 +20,7 @@ from holdfast.runtime.host.hosted_worker import (
 )
 from holdfast.runtime.run.progress import LaunchReport, StepReport, WorkerReport
 from holdfast.runtime.system.channel import pair
-from holdfast.runtime.system.worker_reports import HaltedSaveEnded
-from holdfast.runtime.system.worker_status import HaltOrder, Phase, WorkerStatus
+from holdfast.runtime.system.worker_status import HaltedSaveEnded, HaltOrder, Phase, WorkerStatus
 
 WORD = StepReport(
     now=9.5, step=31, steps=600, epoch=1, epochs=10, step_of_epoch=31, steps_per_epoch=60,
