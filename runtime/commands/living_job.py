@@ -175,8 +175,13 @@ def _owner_of(directory: RunDirectory) -> dict[str, Any]:
         owner.setdefault("agent", None)
     except ForeignFile as error:
         raise UsageError(str(error)) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NotSaved(_NOBODY.format(directory.path)) from error
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        raise NobodyRuns(Life.GONE, directory) from error
+    except OSError as error:
+        raise NotSaved(
+            f"{directory.lease_path} cannot be read: {error.strerror or error}; ask as its owner, "
+            "or again when the file system answers"
+        ) from error
     return owner
 
 

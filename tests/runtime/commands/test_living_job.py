@@ -151,6 +151,17 @@ def test_lease_that_names_no_process_is_nobodys(
 
     with pytest.raises(NotSaved, match=r"no job runs in .*; start one with `holdfast run`"):
         living_head(directory)
+    assert life(directory)[0] is Life.GONE
+
+
+def test_lease_that_cannot_be_read_tells_nothing_of_a_job(directory: RunDirectory) -> None:
+    unreadable = RunDirectory(directory.record_path)  # root, too, is refused
+
+    assert life(unreadable) == (
+        Life.UNKNOWN,
+        f"{unreadable.lease_path} cannot be read: Not a directory; ask as its owner, or again when "
+        "the file system answers",
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,7 +231,7 @@ def test_job_whose_container_has_the_directory_at_another_place_is_found(
 
 
 def test_life_of_a_job_is_what_its_head_says(directory: RunDirectory) -> None:
-    assert life_of(directory) is Life.UNKNOWN
+    assert life_of(directory) is Life.GONE
     for client, found in ((5, Life.RUNNING), (None, Life.DETACHED)):
         with head_of(directory, lambda _, client=client: [status_of(directory, client)]):
             assert life_of(directory) is found
