@@ -119,7 +119,7 @@ def flags_of(command: str) -> Callable[[_Command], _Command]:
     def decorate(function: _Command) -> _Command:
         for name, option in reversed(list(OPTIONS.items())):
             if option.flags and command in option.commands:
-                function = _flag(name, option, option.help)(function)
+                function = _flag(name, option)(function)
         return function
 
     return decorate
@@ -177,7 +177,9 @@ def stray_words(script: Path, argv: Sequence[str]) -> tuple[list[str], list[str]
 
     values = dict.fromkeys((flag for flag in REMOVED if flag not in OF_SCRIPTS_TOO), 1)
     for option in OPTIONS.values():
-        values |= dict.fromkeys(_flags_of(option), 0 if option.is_switch else option.words)
+        if RUN in option.commands:
+            flags = (*option.flags, option.off_flag or "")
+            values |= dict.fromkeys(flags, 0 if option.is_switch else option.words)
     known = {flag: count for flag, count in values.items() if flag.startswith("-")}
     is_asked = any(word.partition("=")[0] in known for word in argv)
     texts = tuple(Program.of(script).texts.values()) if is_asked else ()
@@ -194,12 +196,6 @@ def stray_words(script: Path, argv: Sequence[str]) -> tuple[list[str], list[str]
     return stray, others
 
 
-def _flags_of(option: Option) -> tuple[str, ...]:
-    if RUN not in option.commands:
-        return ()
-    return (*option.flags, option.off_flag) if option.off_flag else option.flags
-
-
 def _names(text: str, flag: str) -> bool:
     """Return whether a script's text has the name of a flag: in quotes if it has one dash."""
     if not flag.startswith("--"):
@@ -208,11 +204,11 @@ def _names(text: str, flag: str) -> bool:
     return re.search(rf"\b{name}\b", text) is not None
 
 
-def _flag(name: str, option: Option, text: str) -> Callable[[_Command], _Command]:
-    flag = option.flags[-1]
+def _flag(name: str, option: Option) -> Callable[[_Command], _Command]:
+    flag, text = option.flags[-1], _help(name, option)
     names = (*option.flags[:-1], f"{flag}/{option.off_flag}" if option.off_flag else flag, name)
     if option.is_switch:
-        return click.option(*names, is_flag=True, default=None, help=_help(name, option, text))
+        return click.option(*names, is_flag=True, default=None, help=text)
     return click.option(
         *names,
         type=click.UNPROCESSED,
@@ -220,19 +216,17 @@ def _flag(name: str, option: Option, text: str) -> Callable[[_Command], _Command
         nargs=option.words,
         allow_from_autoenv=False,  # `build_options` reads the environment
         metavar=option.metavar,
-        help=_help(name, option, text),
+        help=text,
     )
 
 
-def _help(name: str, option: Option, text: str) -> str:
+def _help(name: str, option: Option) -> str:
     """Return the help of an option with its default, unless that says nothing."""
-    default = option.default_text or _shown(_DEFAULTS[name], option)
-    return f"{text}  [default: {default}]" if default else text
-
-
-def _shown(value: object, option: Option) -> str:
-    if option.off_flag is not None:
-        return option.flags[-1].lstrip("-")
-    if isinstance(value, tuple):
-        return ",".join(value)
-    return "" if value is None or isinstance(value, bool) else str(value)
+    value, default = _DEFAULTS[name], option.default_text or ""
+    if default or value is None:
+        pass
+    elif option.off_flag is not None:
+        default = option.flags[-1].lstrip("-")
+    elif not isinstance(value, bool):
+        default = ",".join(value) if isinstance(value, tuple) else str(value)
+    return f"{option.help}  [default: {default}]" if default else option.help

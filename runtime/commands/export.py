@@ -162,29 +162,20 @@ def load_into(model: Any, restored: Restored) -> None:
 def _write_npz(state: dict[str, Tensor], draft: Path) -> None:
     """Write a file for ``numpy.load``; unlike ``numpy.savez`` this takes most names."""
     for name in state:
-        _refuse_way_out(name)
+        # Windows knows both slashes, and the archive may be unpacked there.
+        path = PureWindowsPath(f"{name}.npy")
+        if path.root or ".." in path.parts:
+            raise UsageError(
+                f"tensor {name!r} cannot be the name of a file in an archive: it leads out of the "
+                "folder that the archive is unpacked in; export another format"
+            )
     with zipfile.ZipFile(draft, "x", zipfile.ZIP_STORED) as archive:
         others = (_OPTIMIZER, _CURSOR, _COMPANION)
         for name, tensor in sorted(state.items(), key=lambda item: item[0].startswith(others)):
-            with archive.open(_member(name), "w", force_zip64=True) as file:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 # NumPy alone cannot read narrow floats; float32 holds them exactly.
                 plain = tensor.astype(np.float32) if tensor.dtype.kind == "V" else tensor
                 np.lib.format.write_array(file, plain, allow_pickle=False)
-
-
-def _member(name: str) -> str:
-    return f"{name}.npy"
-
-
-def _refuse_way_out(name: str) -> None:
-    """Refuse a name that leads out of the folder in which the archive is unpacked."""
-    # Windows knows both slashes, and the archive may be unpacked there.
-    path = PureWindowsPath(_member(name))
-    if path.root or ".." in path.parts:
-        raise UsageError(
-            f"tensor {name!r} cannot be the name of a file in an archive: it leads out of the "
-            "folder that the archive is unpacked in; export another format"
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,27 +64,22 @@ def inspect(
 ) -> None:
     """Show the checkpoints in RUN_DIR, and of one its contents and soundness; or compare two."""
     console = output()
-    if diff is None:
-        run = StoredRun.open(run_dir)
-        _show(run, step, None if shown["as_json"] else console, is_full=shown["full"])
+    if diff is not None:
+        if step is not None:
+            raise UsageError("--diff and --step exclude each other; give one of them")
+        compared = compare_steps(*(_open(run_dir, text) for text in diff))
+        if shown["as_json"]:
+            click.echo(comparison_json(compared))
+        else:
+            _print_comparison(compared, diff, console)
         return
-    if step is not None:
-        raise UsageError("--diff and --step exclude each other; give one of them")
-    found = compare_steps(*(_open(run_dir, text) for text in diff))
-    if shown["as_json"]:
-        click.echo(comparison_json(found))
-    else:
-        _print_comparison(found, diff, console)
-
-
-def _show(run: StoredRun, step: int | None, console: Console | None, *, is_full: bool) -> None:
-    """Print all steps and one in full, on a console or as JSON."""
+    run = StoredRun.open(run_dir)
     wanted = run.step(step)
     found = inspect_run(run, wanted)
-    if console is None:
+    if shown["as_json"]:
         click.echo(inspection_json(found))
     else:
-        _print(found, console, is_full=is_full)
+        _print(found, console, is_full=shown["full"])
     if found.manifest is None:
         it = next(summary for summary in found.steps if summary.step == wanted)
         if it.damage is None:
@@ -106,8 +101,8 @@ def _print(found: Inspection, console: Console, *, is_full: bool) -> None:
         table.add_row(*_cells(summary, now))
     console.print(table)
     for summary in found.steps:
-        if fault := summary.damage or summary.unread:
-            console.print(f"step {summary.step}: {fault}", markup=False)
+        if summary.fault:
+            console.print(f"step {summary.step}: {summary.fault}", markup=False)
     if found.others:
         console.print(f"beside them: {', '.join(found.others)}", markup=False)
     if found.manifest is not None:
@@ -122,7 +117,7 @@ def _cells(summary: StepSummary, now: float) -> tuple[Text, ...]:
         when = f"{moment(summary.completed)}, {ago} ago"
     size = "-" if summary.nbytes is None else progress.memory(summary.nbytes)
     state = "complete"  # its bytes are read for the step that is shown, and by `verify`
-    if summary.damage or summary.unread:
+    if summary.fault:
         state = "damaged" if summary.damage else "could not be read"
     return tuple(map(Text, (str(summary.step), when, size, state)))
 
@@ -219,6 +214,11 @@ class StepSummary:
     completed: float | None
     damage: str | None
     unread: str | None = None
+
+    @property
+    def fault(self) -> str | None:
+        """What is wrong with it."""
+        return self.damage or self.unread
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,10 +157,8 @@ def living_head(directory: RunDirectory) -> Channel | None:
         )
     takes_orders = owner.get("takes_orders") is not False  # `holdfast repair` takes none
     if takes_orders:
-        socket = directory.agent_socket()
-        with contextlib.suppress(OSError):
-            if socket is not None:
-                return connect(socket)
+        if channel := _connected(directory):
+            return channel
         holders = [owner[name] for name in ("pid", "client") if name in owner]
         if any(_holds(pid, directory.lease_path) for pid in holders):
             return None
@@ -168,11 +166,18 @@ def living_head(directory: RunDirectory) -> Channel | None:
     raise NobodyRuns(Life.ENDED if is_over else Life.GONE, directory)
 
 
+def _connected(directory: RunDirectory) -> Channel | None:
+    """Return a connection to the head that the lease names, None if none listens there."""
+    socket = directory.agent_socket()
+    with contextlib.suppress(OSError):
+        return None if socket is None else connect(socket)
+    return None
+
+
 def _owner_of(directory: RunDirectory) -> dict[str, Any]:
     try:
         owner = directory.lease_owner()
         owner |= {"host": str(owner["host"]), "pid": int(owner["pid"])}
-        owner.setdefault("agent", None)
     except ForeignFile as error:
         raise UsageError(str(error)) from error
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
@@ -221,7 +226,7 @@ class JobSocket:
         """
         self.is_silent = False
         for _ in range(2):  # the head may have ended since the last question
-            channel = self._channel or self._connected()
+            channel = self._channel = self._channel or _connected(self._directory)
             if channel is None:
                 return None
             if not self._is_asked:
@@ -243,13 +248,6 @@ class JobSocket:
             self._channel.close()
             self._channel = None
         self._is_asked = False
-
-    def _connected(self) -> Channel | None:
-        socket = self._directory.agent_socket()
-        if socket is not None:
-            with contextlib.suppress(OSError):
-                self._channel = connect(socket)
-        return self._channel
 
 
 def _answer(channel: Channel, within_s: float) -> Message | None:

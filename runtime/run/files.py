@@ -94,24 +94,15 @@ class ForeignFile(OSError):
         return self._text
 
 
-def open_to_write(path: Path, flags: int = 0) -> int:
+def open_to_write(path: Path, flags: int = 0, *, may_make: bool = True) -> int:
     """Open a file for reading and writing, create it if needed; return its descriptor.
 
     Raises:
         ForeignFile: it is not this run's own.
         OSError: it cannot be opened.
     """
-    return _open(path, os.O_RDWR | os.O_CREAT | flags, is_written=True)
-
-
-def open_existing(path: Path) -> int:
-    """Open a file that is there for reading and writing; return its descriptor.
-
-    Raises:
-        ForeignFile: it is not this run's own.
-        OSError: it cannot be opened.
-    """
-    return _open(path, os.O_RDWR, is_written=True)
+    flags |= os.O_RDWR | (os.O_CREAT if may_make else 0)
+    return _open(path, flags, is_written=True)
 
 
 @contextlib.contextmanager

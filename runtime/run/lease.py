@@ -38,7 +38,6 @@ from holdfast.runtime.run.files import (
     BoundedCalls,
     close,
     move,
-    open_existing,
     open_to_read,
     open_to_write,
     refusal,
@@ -186,7 +185,7 @@ class Lease:
         Without locks another job has made another file, and this one has no name any more.
         """
         content = _read(descriptor)
-        self._token = self._token or token_in(_owner_in(content) or {})
+        self._token = self._token or token_in(owner_in(content))
         if not content.startswith(_HEAD):
             return False
         os.pwrite(descriptor, _new_secret().encode(), len(_HEAD))
@@ -201,8 +200,8 @@ class Lease:
                     del owner["token"]
                 self._write({**owner, "ended": True})
 
-    def _owner(self) -> dict[str, object]:
-        return _owner_in(_read(self._descriptor)) or {}
+    def _owner(self) -> dict[str, Any]:
+        return owner_in(_read(self._descriptor))
 
     def _write(self, owner: dict[str, object]) -> None:
         # Written first and cut afterwards: on a full disk the old content stays.
@@ -235,8 +234,12 @@ class LeaseFile:
                 seen = self._refuse_living(descriptor, has_locks=has_locks)
                 if not has_locks:
                     descriptor = self._replace(seen, descriptor)
-            lease = Lease(descriptor, is_first=is_new)
-            return self._begun(lease, takes_orders=takes_orders, has_locks=has_locks)
+            lease, token = Lease(descriptor, is_first=is_new), _new_secret()
+            lease.begin(token, takes_orders=takes_orders, is_renewed=not has_locks)
+            if not has_locks:
+                self._read_back(token)
+                lease.keep()
+            return lease
         except BaseException:
             close(descriptor)
             raise
@@ -248,14 +251,18 @@ class LeaseFile:
                 return open_to_write(self.path, os.O_EXCL), True
             with contextlib.suppress(FileNotFoundError):  # a taker has moved it away in between
                 return self._open_existing(), False
-        raise self._busy(None)
+        raise self._busy({})
 
     def _lock(self, descriptor: int, kind: int) -> bool:
         """Lock the file; return False if the file system has no locks."""
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:  # the latter on NFS (fcntl(2))
-            raise self._locked_out(descriptor) from error
+            owner: dict[str, Any] = {}
+            with contextlib.suppress(OSError):
+                owner = owner_in(_read(descriptor))
+            is_elsewhere = owner.get("host") not in (None, os.uname().nodename)
+            raise self._busy(owner, _AWAY if is_elsewhere else "") from error
         except OSError as error:
             if error.errno in _NO_LOCKS:
                 return False
@@ -269,16 +276,11 @@ class LeaseFile:
         """
         # Just opened: that makes the client of a network file system ask its server.
         seen, still_s = self.watch.poll(lambda: _read(descriptor))
-        owner = _owner_in(seen)
-        if owner is not None:
-            if has_ended(owner):
-                return seen
-            if not _must_be_renewed(owner):
-                if has_locks:
-                    return seen
-                raise self._busy(owner, _UNSEEN.format(self.path))
-        elif has_locks:  # a disk was full, or an owner has died while it wrote
+        owner = owner_in(seen)  # nothing: a disk was full, or an owner has died while it wrote
+        if has_ended(owner) or (has_locks and not _must_be_renewed(owner)):
             return seen
+        if owner and not _must_be_renewed(owner):
+            raise self._busy(owner, _UNSEEN.format(self.path))
         if still_s < LASTS_S:
             raise self._busy(owner, _WATCHED.format(LASTS_S, LASTS_S - still_s, _WAIT_S, self.path))
         return seen
@@ -299,7 +301,7 @@ class LeaseFile:
         try:
             move(self.path, aside)
         except FileNotFoundError as error:  # another job has just done so
-            raise self._busy(None) from error
+            raise self._busy({}) from error
         is_it = False
         try:
             with open_to_read(aside) as file:
@@ -323,15 +325,7 @@ class LeaseFile:
             with contextlib.suppress(OSError):
                 if os.path.samestat(aside.lstat(), self.path.lstat()):
                     aside.unlink()
-        return open_existing(self.path)
-
-    def _begun(self, lease: Lease, *, takes_orders: bool, has_locks: bool) -> Lease:
-        token = _new_secret()
-        lease.begin(token, takes_orders=takes_orders, is_renewed=not has_locks)
-        if not has_locks:
-            self._read_back(token)
-            lease.keep()
-        return lease
+        return open_to_write(self.path, may_make=False)
 
     def _read_back(self, token: str) -> None:
         """Return if the lease has this token; raise ``RunDirectoryBusy`` if another job has it.
@@ -339,29 +333,21 @@ class LeaseFile:
         Another taker may have moved it by mistake, and puts it back at once.
         """
         for _ in range(_TRIES):
-            owner = self._owner()
-            if owner is not None:
+            if owner := self._owner():
                 break
             time.sleep(_PUT_BACK_LOOK_S)
-        if owner is None or token_in(owner) != token:
+        if token_in(owner) != token:
             raise self._busy(owner)
 
-    def _owner(self) -> dict[str, Any] | None:
-        """Return the owner as the name shows it now; None if nobody can tell."""
+    def _owner(self) -> dict[str, Any]:
+        """Return the owner as the name shows it now; nothing if nobody can tell."""
         with contextlib.suppress(OSError), open_to_read(self.path) as file:
-            return _owner_in(_read(file.fileno()))
-        return None
+            return owner_in(_read(file.fileno()))
+        return {}
 
-    def _locked_out(self, descriptor: int) -> RunDirectoryBusy:
-        owner = None
-        with contextlib.suppress(OSError):
-            owner = _owner_in(_read(descriptor))
-        is_elsewhere = owner is not None and owner.get("host") not in (None, os.uname().nodename)
-        return self._busy(owner, _AWAY if is_elsewhere else "")
-
-    def _busy(self, owner: Mapping[str, Any] | None, more: str = "") -> RunDirectoryBusy:
+    def _busy(self, owner: Mapping[str, Any], more: str = "") -> RunDirectoryBusy:
         named = "its owner is just starting"
-        if owner is not None and {"host", "pid"} <= owner.keys():
+        if {"host", "pid"} <= owner.keys():
             named = f"pid {owner['pid']} on host {owner['host']}"
         text = (
             f"run directory {self.path.parent} belongs to another job ({named}); "
@@ -371,22 +357,11 @@ class LeaseFile:
 
 
 def owner_in(content: bytes) -> dict[str, Any]:
-    """Return what a lease says of its owner; raises ``ValueError`` if it says nothing."""
-    try:
+    """Return what a lease says of its owner; nothing if it is empty or torn."""
+    with contextlib.suppress(ValueError, RecursionError):
         owner = json.loads(content)
-    except RecursionError as error:
-        raise ValueError("a lease holds a deep tree, not an object") from error
-    if not isinstance(owner, dict):
-        raise ValueError(f"a lease holds a {type(owner).__name__}, not an object")
-    return owner
-
-
-def _owner_in(content: bytes) -> dict[str, Any] | None:
-    """Return what a lease says of its owner; None if it is empty or torn."""
-    try:
-        return owner_in(content)
-    except ValueError:
-        return None
+        return owner if isinstance(owner, dict) else {}
+    return {}
 
 
 def _read(descriptor: int) -> bytes:

@@ -49,6 +49,7 @@ from holdfast.runtime.run.files import (
     ForeignFile,
     is_there,
     move,
+    open_to_write,
     read_at_most,
     refusal,
     sync,
@@ -249,7 +250,7 @@ class RunDirectory:
     def lease_owner(self) -> dict[str, Any]:
         """Return what the lease says of the job that owns the directory, or owned it last.
 
-        Raises ``OSError`` if it cannot be read, and ``ValueError`` if it says nothing.
+        Raises ``OSError`` if it cannot be read, and ``ValueError`` if it is too long.
         """
         return owner_in(read_at_most(self.lease_path, LARGEST_LEASE_BYTES))
 
@@ -464,6 +465,15 @@ class Ownership:
             )
         for proof in _PROOFS:
             proof()
+
+    def open_to_append(self, path: Path) -> int:
+        """Open a file of a folder in the directory, and make both if needed.
+
+        Raises ``OSError`` if another job has the directory.
+        """
+        self.refuse_taken()
+        path.parent.mkdir(exist_ok=True)
+        return open_to_write(path, os.O_APPEND)
 
     def refuse_taken(self) -> None:
         """Return unless another job has the directory, or if that cannot be told.

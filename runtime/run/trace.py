@@ -31,7 +31,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
 from holdfast.runtime.run.entries import Entry
 from holdfast.runtime.run.events import JobEnded, LaunchBegan, Recovery
-from holdfast.runtime.run.files import close, open_to_read, open_to_write
+from holdfast.runtime.run.files import close, open_to_read
 from holdfast.runtime.run.journal import fields_of
 from holdfast.runtime.run.run_directory import Ownership
 from holdfast.runtime.system.codec import WrongValue, decode
@@ -111,9 +111,7 @@ class TraceFiles:
             self._fd = _NONE
 
     def _open(self, number: int) -> None:
-        self._owner.refuse_taken()
-        self._folder.mkdir(exist_ok=True)
-        fd = open_to_write(self._folder / f"{number:06}{_SUFFIX}", os.O_APPEND)
+        fd = self._owner.open_to_append(self._folder / f"{number:06}{_SUFFIX}")
         self.close()
         self._fd = fd
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.files import close, open_to_read, open_to_write
+from holdfast.runtime.run.files import close, open_to_read
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 
 FILE_BYTES = 8 << 20
@@ -103,10 +103,8 @@ class WorkerLogs:
         return fd
 
     def _open(self, name: str, path: Path) -> int:
-        self._owner.refuse_taken()
-        self._folder.mkdir(exist_ok=True)
+        fd = self._owner.open_to_append(path)
         self._thin_out()
-        fd = open_to_write(path, os.O_APPEND)
         before = self._files.pop(name, None)
         if before is not None:
             close(before)

@@ -407,14 +407,15 @@ def test_taker_that_opens_the_file_while_it_is_moved_makes_no_other_one(
 ) -> None:
     """It made an empty one, for which all takers waited a minute."""
     dead = place.take()
-    existing = lease_module.open_existing
+    opened = lease_module.open_to_write
 
-    def move_before(path: Path) -> int:
-        monkeypatch.setattr(lease_module, "open_existing", existing)
-        path.rename(path.with_name("moved"))
-        return existing(path)
+    def move_before(path: Path, *flags: int, may_make: bool = True) -> int:
+        if not may_make:
+            monkeypatch.setattr(lease_module, "open_to_write", opened)
+            path.rename(path.with_name("moved"))
+        return opened(path, *flags, may_make=may_make)
 
-    monkeypatch.setattr(lease_module, "open_existing", move_before)
+    monkeypatch.setattr(lease_module, "open_to_write", move_before)
 
     lease = place.take()
 
