@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.keras.fit_call import fit
     from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica
     from holdfast.runtime.script.calls import shared
-    from holdfast.runtime.training.stages import is_first
-    from holdfast.runtime.training.trainer import Result, Trainer
+    from holdfast.runtime.training.stages import Result, Trainer, is_first
 
 __all__ = [
     "ArrayData",
@@ -77,8 +76,7 @@ _HOMES = {
     "holdfast.runtime.model.replica": ("ContributionShape", "Microbatch", "Replica"),
     "holdfast.runtime.commands.launch": ("LaunchFailed", "LaunchResult", "launch"),
     "holdfast.runtime.script.calls": ("shared",),
-    "holdfast.runtime.training.stages": ("is_first",),
-    "holdfast.runtime.training.trainer": ("Result", "Trainer"),
+    "holdfast.runtime.training.stages": ("Result", "Trainer", "is_first"),
 }
 
 

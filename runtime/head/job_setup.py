@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 FOR_ALL = (
     *("numpy", "xxhash", "mpi4py", "h5py"),
-    *("holdfast.runtime.keras.script_setup", "holdfast.runtime.training.trainer"),
+    *("holdfast.runtime.keras.script_setup", "holdfast.runtime.training.stages"),
     *("holdfast.runtime.system.connections", "holdfast.runtime.system.network"),
 )
 """What every worker imports, for any script."""

@@ -2,7 +2,7 @@
 
 Keras's callbacks are one (`fit`).  Every worker has a callback host, and all callback hosts see the
 same commits with the same metrics.  As a rule they decide alike.  A callback host that runs code
-of the script has *effects*, and the workers agree on them (`catch_up`).  It goes on in
+of the script has *effects*, and the workers agree on them (`job_state`).  It goes on in
 rounds: what it does until the next agreement is one round.  An error that the script raises in
 a round is one of its effects.  A checkpoint that was made in the middle of them says so (`Due`).
 

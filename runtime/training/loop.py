@@ -49,11 +49,10 @@ from holdfast.runtime.system.own_process import trim_memory
 from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import Phase, RequestFlag
 from holdfast.runtime.training.callback_host import Alone, Due
-from holdfast.runtime.training.catch_up import NO_STATE, NewestState, agree_on_effects
 from holdfast.runtime.training.consistency import STEP, Mine, StepRecord, compare
-from holdfast.runtime.training.job_state import TrainingState
+from holdfast.runtime.training.job_state import NO_STATE, Rest, TrainingState, agree_on_effects
 from holdfast.runtime.training.progress import Progress, ProgressTeller, RepairCount
-from holdfast.runtime.training.rest import Rest
+from holdfast.runtime.training.restoring import NewestState
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.training.transaction import Transaction, part_of
 from holdfast.runtime.worker.context import WorkerContext

@@ -1,9 +1,16 @@
-"""The newest valid checkpoint of a run, read by all workers together.
+"""All workers get the newest state: that of a peer, or of the newest valid checkpoint of the run.
 
-The candidates are the steps that rank 0 lists, newest first.  Each worker reads and verifies its
-part of the shards, then sends it to the others: the file system delivers every byte once.  Digests
-come first: no byte is sent before all shards have verified.  Nothing is loaded before all workers
-have everything.  If a step fails for one worker, all reject it.
+One routine gives the state to starts, resumes and laggards.  The source is the lowest rank among
+those that have committed most.  If no worker has a state yet, rank 0 is the source.  It loads the
+newest valid checkpoint, or keeps the state that its model was built with.  So disk, network and a
+fresh start are one path.  A death anywhere in it is repaired like any other.  A worker that begins
+alone, or with the same weights as all others, holds the newest state already.
+
+A checkpoint is read by all workers together.  The candidates are the steps that rank 0 lists,
+newest first.  Each worker reads and verifies its part of the shards, then sends it to the others:
+the file system delivers every byte once.  Digests come first: no byte is sent before all shards
+have verified.  Nothing is loaded before all workers have everything.  If a step fails for one
+worker, all reject it.
 
 A read that fails is tried again by one rule (`Patience`).  A worker alone may have too
 many open files, or a stale handle.  All wait for it: what one cannot read is read by none.  Only
@@ -29,7 +36,7 @@ import errno
 import itertools
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -45,7 +52,7 @@ from holdfast.checkpoint.errors import (
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import STORE_NAME, step_name
 from holdfast.checkpoint.reader import Restored, StateReader
-from holdfast.checkpoint.tensor import state_sha256
+from holdfast.checkpoint.tensor import Tensors, state_sha256
 from holdfast.recovery.ledger import Cursor
 from holdfast.runtime.errors import (
     CheckpointsUnread,
@@ -53,16 +60,27 @@ from holdfast.runtime.errors import (
     RunDirectoryBusy,
     UsageError,
 )
-from holdfast.runtime.exchange.membership import Communicator
+from holdfast.runtime.exchange.membership import Communicator, Membership
+from holdfast.runtime.model.replica import first_cursor
 from holdfast.runtime.run import events
 from holdfast.runtime.run.checkpoint_events import Rejected, Unreadable
 from holdfast.runtime.run.script_record import TRAININGS
+from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import RequestFlag
-from holdfast.runtime.training.consistency import Mine, check_resumed
+from holdfast.runtime.training.callback_host import Due, Notes
+from holdfast.runtime.training.consistency import Mine, check_resumed, compare
 from holdfast.runtime.training.initial_weights import load_initial_weights
-from holdfast.runtime.training.job_state import TrainingState, is_passed_over, was_over
+from holdfast.runtime.training.job_state import (
+    NO_STATE,
+    TrainingState,
+    is_passed_over,
+    notes_of,
+    share_notes,
+    share_state,
+    was_over,
+)
 from holdfast.runtime.training.training_job import MICROBATCHES, TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -120,6 +138,73 @@ _READS_BACK = (
     ". If the script reads back what it has written, such as a list of finished trials, it leaves "
     "trainings out: move that file or folder away, and run again; what is complete stays so"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The newest state and its notes."""
+
+    tensors: Tensors
+    notes: Notes | None
+    is_own: bool = False
+    """Whether the replica holds it already: the tensors are those of the cursor alone."""
+    is_restored: bool = False
+    """Whether it was read from a checkpoint."""
+    due: Due | None = None
+    """The commit whose callbacks have still to run."""
+
+
+class NewestState:
+    """Gives the newest state to all members of a world."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        context: WorkerContext,
+        job: TrainingJob,
+        state: TrainingState,
+        saver: Saver,
+    ) -> None:
+        self._membership = membership
+        self._context = context
+        self._job = job
+        self._state = state
+        self._saver = saver
+
+    def share(self, versions: Sequence[int], cursor: Cursor) -> Shared:
+        """Return the newest state; if no member has one, read it from the disk or build it.
+
+        The lowest rank with the largest of ``versions``, which are in rank order, has it.
+
+        Raises:
+            ProgramError: nothing was saved, and the workers have built other weights.
+            WorldBroken: a member died; nothing is changed.
+        """
+        communicator = self._membership.communicator
+        is_own, newest = communicator.size == 1, max(versions)
+        source = versions.index(newest)
+        if newest == NO_STATE:
+            replica = self._state.replica
+            cursor = first_cursor(replica, self._job.stage.begin)
+            restore = JobRestore(self._context, self._job, self._state)
+            restored = restore.run(communicator, cursor)
+            if restored is not None:
+                self._saver.saved_step = restored.manifest.step
+                cursor_saved = restored.manifest.cursor
+                self._state.restored(restored.manifest.step, cursor_saved)
+                due = Due.of(cursor_saved)
+                return Shared(restored.state, notes_of(cursor_saved), is_restored=True, due=due)
+            if self._job.initial is None:  # which rank 0 alone has read
+                mine = Mine(self._context, self._job, self._state, cursor)
+                compare(self._membership, mine, weights=True)
+                is_own = True
+        self._saver.share_saved_step(source)
+        notes = None
+        if newest != NO_STATE:  # else nobody has any
+            notes = share_notes(communicator, source, self._state.notes())
+        # A copy of weights that all have already, to load it again, takes its time.
+        state = cursor.tensors() if is_own else self._state.tensors(cursor)
+        return Shared(share_state(communicator, source, state), notes, is_own=is_own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ is, although the main thread goes on in the script, in a library, or in MPI.  Th
 agent what this worker holds, saves its part if it is told to, and ends the process.
 
 Invariant: the main thread changes nothing that a halted worker would save, but while it is
-`moving`.  What the script may change meanwhile is held as it was before (`training.rest`).
+`moving`.  What the script may change meanwhile is held as it was before (`training.job_state`).
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.timeline import Activity, changes_in
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Alone, Notes
-from holdfast.runtime.training.catch_up import agree_on_effects
-from holdfast.runtime.training.job_state import TrainingState
+from holdfast.runtime.training.job_state import TrainingState, agree_on_effects
 
 pytestmark = pytest.mark.usefixtures("one_core")
 SEEDS = [

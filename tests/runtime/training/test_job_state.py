@@ -20,8 +20,7 @@ from holdfast.runtime.data.source import generator_source
 from holdfast.runtime.exchange.membership import WorldBroken
 from holdfast.runtime.script.draws import go_on_from
 from holdfast.runtime.training.callback_host import Notes
-from holdfast.runtime.training.catch_up import share_notes
-from holdfast.runtime.training.job_state import TrainingState, notes_of, was_over
+from holdfast.runtime.training.job_state import TrainingState, notes_of, share_notes, was_over
 
 CURSOR = Cursor(6, 2, Ledger(9, 2**63 + 1), np.array([0.5, 2.0]))
 

@@ -17,9 +17,8 @@ from holdfast.recovery.ledger import Cursor
 from holdfast.runtime.data.samples import ArrayData
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.replica import Replica
-from holdfast.runtime.training import trainer as trainer_module
-from holdfast.runtime.training.stages import StageEnd
-from holdfast.runtime.training.trainer import Result, Trainer
+from holdfast.runtime.training import stages
+from holdfast.runtime.training.stages import Result, StageEnd, Trainer
 from holdfast.runtime.worker.context import TrainingRefused, training_refused
 
 
@@ -96,7 +95,7 @@ def test_result_is_the_end_of_the_stage_that_was_wished_for(
         asked.append((request.epochs, request.keep_best, request.verify_every, request.keep_every))
         return end
 
-    monkeypatch.setattr(trainer_module, "stages_of_script", lambda: SimpleNamespace(train=train))
+    monkeypatch.setattr(stages, "stages_of_script", lambda: SimpleNamespace(train=train))
     best = ("loss", "min")
 
     result = trainer_of("model", epochs=3, keep_best=best, verify_every=5, keep_every=7).run()
