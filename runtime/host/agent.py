@@ -49,7 +49,7 @@ from holdfast.runtime.host.mpi_host import MpiHost
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.peers import StoppedProcesses
 from holdfast.runtime.host.pool_process import PoolStart
-from holdfast.runtime.run.events import OutputDropped, Paused
+from holdfast.runtime.run.events import Notice, OutputDropped, Paused
 from holdfast.runtime.system.channel import FDS, Channel, Listener, Message, MessageKinds
 from holdfast.runtime.system.codec import WrongValue
 from holdfast.runtime.system.owned_directory import SOCKET_NAME, make_again
@@ -265,10 +265,12 @@ class Agent:
             before, self._listener = self._listener, self._listening()
             self.reactor.forget(before)
             before.close(is_removed=False)
-            self.launch.notify(
-                f"the job's private directory {self.settings.directory} was removed, and was made "
-                "again; systemd removes it when the user logs out, unless `loginctl enable-linger` "
-                "was called"
+            self.tell(
+                Notice(
+                    f"the job's private directory {self.settings.directory} was removed, and was "
+                    "made again; systemd removes it when the user logs out, unless `loginctl "
+                    "enable-linger` was called"
+                )
             )
 
     def _accept(self) -> None:

@@ -391,9 +391,8 @@ class Host:
     def _tell_log(self, worker: WorkerId | None = None) -> None:
         """Hand on what workers have printed for their log files."""
         names = {} if self._config is None else self._config.host_of
-        for piece in self._output.logged.take(worker):
-            host, text = names.get(WorkerId(piece.worker), ""), piece.lines.decode("latin-1")
-            self._tell(messages.Logged(WorkerId(piece.worker), host, text, piece.lost))
+        for logged in self._output.logged.take(worker):
+            self._tell(dataclasses.replace(logged, host=names.get(logged.worker, "")))
 
     def _bury(self, process: WorkerProcess, end: WorkerExited) -> None:
         """Forget a worker, and tell its end."""

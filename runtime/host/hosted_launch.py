@@ -30,6 +30,7 @@ from holdfast.recovery.event import (
     WorldFormed,
     WorldNamed,
 )
+from holdfast.recovery.placement import left_out
 from holdfast.recovery.world import REFUSED, OneWorld, WorkerId
 from holdfast.runtime.host import host_messages as messages
 from holdfast.runtime.host.fencing import Fencing
@@ -260,17 +261,16 @@ class HostedLaunch:
         ``then`` hears whether there is such a host.
         """
 
-        def conclude(out: Mapping[str, str]) -> None:
-            for host in [other for other in self._others if other.name in out]:
-                host.dismiss(out[host.name])
-            then(bool(out))
-
-        def workers() -> dict[str, int]:
+        def conclude(broken: Broken) -> None:
             counts = Counter(self._launch.host_of.values() if self._launch else ())
             names = (self.pairs.own_name, *(other.name for other in self._others))
-            return {name: counts[name] for name in names}
+            living = {name: counts[name] for name in names}
+            out = left_out(living, [pair for pair in broken if pair <= living.keys()])
+            for host in [other for other in self._others if other.name in out]:
+                host.dismiss(self.pairs.why(host.name, broken))
+            then(bool(out))
 
-        self.pairs.find_left_out(self._hosts, workers, conclude)
+        self.pairs.begin(self._hosts, conclude)
 
     def lose_host(self, host: HostLink, why: str) -> None:
         """Take note that a host is gone with its workers, and let MPI tell the survivors."""
@@ -470,10 +470,6 @@ class HostedLaunch:
             return None
         return hosted
 
-    def notify(self, text: str) -> None:
-        """Tell the user a sentence."""
-        self._tell(Notice(text))
-
     def _on_report(self, hosted: HostedWorker, report: Event | OwnReport) -> None:
         launch = self._launch
         is_newest = launch is not None and hosted.generation == launch.generation
@@ -590,4 +586,4 @@ class HostedLaunch:
         elif not answer.is_expected:
             text = self._failed_saves.sentence(ticket.step, answer.reason)
         if text is not None:
-            self.notify(text)
+            self._tell(Notice(text))

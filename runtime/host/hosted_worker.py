@@ -138,11 +138,6 @@ class HostedWorker:
         return self._why_killed is not None
 
     @property
-    def is_running(self) -> bool:
-        """Whether it has both its process and its guard."""
-        return self.pid is not None and self.guard is not None
-
-    @property
     def occupies_a_rank(self) -> bool:
         """Whether mpiexec has a rank for it that runs, or will as soon as the pool has forked."""
         will_never_run = self.is_condemned and self.pid is None

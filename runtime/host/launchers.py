@@ -392,10 +392,6 @@ class LaunchLine:
             raise ValueError(f"no worker outlives a death under {self.launcher.library}")
         if self.terms.network is not None and self.launcher.network_parameters is None:
             raise ValueError(f"{self.launcher.library} starts no worker on another host")
-        if self.ranks < 1:
-            raise ValueError(f"a launch needs at least 1 rank, got {self.ranks}")
-        if not self.guard:
-            raise ValueError("a launch needs the guard's command, got an empty one")
 
     def command(self) -> tuple[str, ...]:
         """Return the whole command line, mpiexec first."""

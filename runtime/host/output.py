@@ -35,6 +35,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host.host_messages import Logged
 from holdfast.runtime.system.line_sink import LineSink
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
@@ -418,15 +420,6 @@ def _are_the_same() -> bool:
     return (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)
 
 
-@dataclass(frozen=True, slots=True)
-class LogPiece:
-    """Whole lines of a worker; after them so many are ``lost``."""
-
-    worker: int
-    lines: bytes
-    lost: int = 0
-
-
 @dataclass(slots=True)
 class _Room:
     lines: bytearray = field(default_factory=bytearray)
@@ -458,7 +451,7 @@ class LogLines:
             room.lines += lines[:end]
             room.lost += lines.count(b"\n", end)
 
-    def take(self, worker: int | None = None) -> list[LogPiece]:
+    def take(self, worker: int | None = None) -> list[Logged]:
         """Return what waits, of one worker or an equal part of each; nothing while it is held."""
         if self.is_held():
             return []
@@ -467,14 +460,14 @@ class LogLines:
             share = self._taken_bytes // max(1, len(workers))
             return [piece for each in workers for piece in self._taken(each, share)]
 
-    def _taken(self, worker: int, share: int) -> Iterator[LogPiece]:
+    def _taken(self, worker: int, share: int) -> Iterator[Logged]:
         room, taken = self._rooms[worker], 0
         while room.lines and taken <= share:
             end = room.lines.rfind(b"\n", 0, _PIECE_BYTES) + 1
-            lines = bytes(room.lines[:end])
+            lines = room.lines[:end].decode("latin-1")
             del room.lines[:end]
             taken += end
-            yield LogPiece(worker, lines, 0 if room.lines else room.lost)
+            yield Logged(WorkerId(worker), "", lines, 0 if room.lines else room.lost)
         if not room.lines:
             del self._rooms[worker]
 

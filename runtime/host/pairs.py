@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from typing import TypeAlias
 
-from holdfast.recovery.placement import Pair, left_out
+from holdfast.recovery.placement import Pair
 from holdfast.runtime.host.host_messages import HostLink, Meet, Met
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.system.network import Meeting, MeetingPlace, fault_of, interface_on
@@ -108,24 +108,6 @@ class PairTrials:
         self._trials.append(_Trial(self._count, named, conclude))
         if len(self._trials) == 1:
             self._ask()
-
-    def find_left_out(
-        self,
-        hosts: Iterable[HostLink],
-        workers: Callable[[], Mapping[str, int]],
-        conclude: Callable[[Mapping[str, str]], None],
-    ) -> None:
-        """Try all pairs; ``conclude`` hears which hosts are to be left out, and why.
-
-        ``workers`` tells at the end how many each host has that is still there, this one first.
-        """
-
-        def judge(broken: Broken) -> None:
-            living = workers()
-            out = left_out(living, [pair for pair in broken if pair <= living.keys()])
-            conclude({name: self.why(name, broken) for name in out})
-
-        self.begin(hosts, judge)
 
     def hear(self, host: HostLink, answer: Met) -> None:
         """Take note of where a host listens, or of what it has found out."""

@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from holdfast.recovery.detector import ChangeDetector
 from holdfast.recovery.event import Event
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.run.events import PoolLost, PoolRestarted, PoolWarmed, PreloadFailed
@@ -197,8 +198,7 @@ class WarmPool:
         self._importing: str | None = None
         self._deaths_in_vain = 0
         self._answers = 0
-        self._answers_seen = 0
-        self._owes_since: float | None = None
+        self._owes: ChangeDetector[str] = ChangeDetector(FORKS_WITHIN_S)
         self._why_killed: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.is_warm = False
@@ -230,11 +230,11 @@ class WarmPool:
             if self._pending and self._deaths_in_vain <= _DEATHS_IN_VAIN:
                 self._start()
             return
-        owes = not self.is_warm or self._pending
-        if not owes or self._answers != self._answers_seen or self._owes_since is None:
-            self._answers_seen, self._owes_since = self._answers, now
-        elif now - self._owes_since > (FORKS_WITHIN_S if self.is_warm else IMPORTS_WITHIN_S):
-            self.replace(f"without an answer for {now - self._owes_since:.0f} s")
+        owed = {"answer": self._answers} if self._pending or not self.is_warm else {}
+        self._owes = self._owes.observe(owed, now)
+        silent_s = self._owes.seconds.get("answer", 0.0)
+        if silent_s > (FORKS_WITHIN_S if self.is_warm else IMPORTS_WITHIN_S):
+            self.replace(f"without an answer for {silent_s:.0f} s")
 
     def replace(self, why: str) -> None:
         """Kill the pool; its end, with ``why`` as its cause, brings another one."""
@@ -264,7 +264,7 @@ class WarmPool:
 
     def _start(self) -> None:
         """Start a pool; a system that has no process to spare counts as a death of it."""
-        self._owes_since = None
+        self._owes = ChangeDetector(FORKS_WITHIN_S)
         try:
             self._serve(PoolProcess.start(self._settings))
         except OSError as error:

@@ -114,7 +114,6 @@ def test_rank_is_taken_from_the_guard_on_unless_no_process_will_ever_run(
 
     hosted.guard = GuardLink(ours, None)
     assert hosted.occupies_a_rank
-    assert not hosted.is_running
     hosted.kill("killed with its launch")
 
     assert not hosted.occupies_a_rank

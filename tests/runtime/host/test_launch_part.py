@@ -197,7 +197,6 @@ def test_each_host_makes_its_workers_and_all_hosts_watch_from_the_first_guard_on
         assert [message.worker for message in host.of(LetBegin)] == workers
         assert host.of(Watch) == [Watch()]
         assert host.of(BeginLaunch) == [BeginLaunch(LAUNCH)]
-    assert all(hosted.is_running for hosted in world.launch.workers)
 
 
 def test_host_whose_workers_are_all_dead_settles_nothing_while_another_one_has_a_worker(

@@ -8,7 +8,6 @@ import pwd
 import sys
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -140,15 +139,6 @@ def test_ranks_of_hydra_listen_on_no_network_unless_the_site_wants_it() -> None:
 
     assert line.environment({})["UCX_TLS"] == "posix,cma,self"
     assert line.environment({"UCX_TLS": "all"})["UCX_TLS"] == "all"
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [({"ranks": 0}, "at least 1 rank, got 0"), ({"guard": ()}, "guard's command")],
-)
-def test_launch_without_ranks_or_guard_is_refused(change: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        dataclasses.replace(LINE, **change)
 
 
 def test_batch_job_is_kept_from_mpiexec() -> None:

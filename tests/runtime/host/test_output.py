@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from open_files import open_files
 
+from holdfast.runtime.host.host_messages import Logged
 from holdfast.runtime.host.output import (
     MOST_LINES,
     Forwarded,
     LastLines,
     LogLines,
-    LogPiece,
     NoiseFilter,
     OutputForwarder,
     Streams,
@@ -397,7 +397,7 @@ def test_lines_of_each_worker_keep_their_order() -> None:
     lines.put(0, b"c\nd\n")
     lines.put(0, b"")
 
-    assert lines.take() == [LogPiece(0, b"a\nc\nd\n"), LogPiece(1, b"b\n")]
+    assert lines.take() == [Logged(0, "", "a\nc\nd\n", 0), Logged(1, "", "b\n", 0)]
     assert lines.take() == []
 
 
@@ -407,9 +407,9 @@ def test_flood_loses_its_own_lines_and_says_where() -> None:
     lines.put(0, b"8\n")
     lines.put(1, b"mine\n")
 
-    assert lines.take() == [LogPiece(0, b"1\n2\n3\n4\n5\n", lost=3), LogPiece(1, b"mine\n")]
+    assert lines.take() == [Logged(0, "", "1\n2\n3\n4\n5\n", 3), Logged(1, "", "mine\n", 0)]
     lines.put(0, b"9\n")
-    assert lines.take() == [LogPiece(0, b"9\n")]
+    assert lines.take() == [Logged(0, "", "9\n", 0)]
 
 
 def test_no_worker_takes_the_way_of_the_others() -> None:
@@ -432,7 +432,7 @@ def test_long_line_becomes_several() -> None:
     lines = LogLines()
     lines.put(0, b"x" * 40_000 + b"\n" + b"y" * 16_384 + b"\n")
 
-    found = b"".join(piece.lines for piece in lines.take()).splitlines()
+    found = "".join(piece.lines for piece in lines.take()).splitlines()
     assert list(map(len, found)) == [16_384, 16_384, 40_000 - 2 * 16_384, 16_384]
 
 
@@ -444,6 +444,6 @@ def test_lines_of_one_worker_may_be_taken_alone_and_wait_while_the_way_is_full()
     assert lines.take() == []
 
     lines.is_held = lambda: False
-    assert lines.take(1) == [LogPiece(1, b"b\n")]
+    assert lines.take(1) == [Logged(1, "", "b\n", 0)]
     assert lines.take(1) == []
-    assert lines.take() == [LogPiece(0, b"a\n")]
+    assert lines.take() == [Logged(0, "", "a\n", 0)]

@@ -40,7 +40,7 @@ class Driven:
     def _tell_started(self) -> None:
         for hosted in self._agent.launch.workers:
             key = hosted.generation, hosted.worker
-            if hosted.is_running and self._test is not None and key not in self._started:
+            if hosted.pid and hosted.guard and self._test is not None and key not in self._started:
                 self._started.add(key)
                 pid = hosted.pid
                 self._post({"kind": "worker_started", "worker": hosted.worker, "pid": pid})
