@@ -12,7 +12,7 @@ from extended import extended, shortened
 from host_jobs import HostJob, HostJobRun
 from secure_shell import start_ssh
 from secure_shell import why_not as no_ssh
-from workload import EVEN, SLICED, Undisturbed, Workload, request_of
+from workload import EVEN, Undisturbed, Workload, request_of
 
 from holdfast.runtime.options.option import read_hosts
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -49,14 +49,6 @@ def test_placement_changes_no_byte(
     cluster: Cluster, tmp_path: Path, undisturbed: Undisturbed, hosts: str
 ) -> None:
     _assert_whole(_train(cluster, tmp_path, EVEN, hosts), undisturbed(EVEN))
-
-
-@pytest.mark.extended  # test_sums_on_mpi.py has such vectors
-@pytest.mark.parametrize("hosts", ["a:2,b:2", "a:1,b:2,c:1"])
-def test_placement_changes_no_byte_of_long_vectors_that_nothing_divides(
-    cluster: Cluster, tmp_path: Path, undisturbed: Undisturbed, hosts: str
-) -> None:
-    _assert_whole(_train(cluster, tmp_path, SLICED, hosts), undisturbed(SLICED))
 
 
 def test_ssh_reaches_the_hosts(cluster: Cluster, tmp_path: Path, undisturbed: Undisturbed) -> None:

@@ -63,6 +63,7 @@ def test_workers_die_with_their_agent_and_so_do_the_guards(harness: AgentHarness
     harness.launch([0, 1], "1:stop", "wait")
     guards = [harness.guard(0), harness.guard(1)]
     pids = [harness.wait_for_report(worker, "joined")["pid"] for worker in (0, 1)]
+    pids.append(harness.wait_for("PoolWarmed")["pid"])
 
     harness.process.kill()
 
@@ -239,17 +240,6 @@ def test_guard_that_makes_no_sense_is_turned_away(
 
     assert stranger.receive() is None
     stranger.close()
-
-
-def test_agent_imports_nothing_heavy() -> None:
-    script = (
-        "import sys, holdfast.runtime.host, holdfast.runtime.host.pool\n"
-        "print([m for m in ('numpy', 'mpi4py', 'tensorflow', 'keras', 'h5py') if m in sys.modules])"
-    )
-
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-
-    assert found.stdout == b"[]\n"
 
 
 @pytest.mark.extended  # a minute of waiting for the client

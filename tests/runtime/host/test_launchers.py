@@ -18,7 +18,6 @@ from holdfast.runtime.host.launchers import (
     LaunchLine,
     LaunchTerms,
     job_environment,
-    outside_of_mpi,
 )
 
 LINE = LaunchLine(
@@ -29,39 +28,39 @@ LINE = LaunchLine(
 )
 
 
-def test_line_of_one_host_with_ulfm() -> None:
-    assert " ".join(LINE.command()) == (
-        "/opt/mpi/bin/mpiexec --with-ft ulfm "
-        "--prtemca state_base_recoverable 1 --prtemca state_base_notify_errors 1 "
-        "--oversubscribe --bind-to none --map-by slot:OVERSUBSCRIBE "
-        "--prtemca prte_default_hostfile none "
-        "--mca pml ob1 --mca btl self,sm --mca coll ^han,adapt "
-        "--mca mpi_add_procs_cutoff 1024 --mca shmem mmap --mca opal_signal  "
-        "--mca btl_sm_backing_directory /tmp/holdfast-1 -n 4 python -I guard.py"
-    )
+NETWORK = IPv4Network("10.77.0.0/24")
 
 
-def test_line_between_hosts_keeps_to_their_network() -> None:
-    line = dataclasses.replace(LINE, terms=LaunchTerms(IPv4Network("10.77.0.0/24")))
+@pytest.mark.parametrize(
+    ("network", "btl", "coll", "between"),
+    [
+        (None, "self,sm", "^han,adapt", ""),
+        (
+            *(NETWORK, "self,tcp", "^han,adapt,sm"),
+            "--mca btl_tcp_if_include 10.77.0.0/24 --mca btl_tcp_disable_family 6 "
+            "--mca btl_tcp_flags send --mca btl_tcp_links 1 --mca btl_tcp_eager_limit 131072 "
+            "--prtemca pmix_remote_connections 1 --pmixmca gds hash "
+            "--pmixmca ptl_tcp_if_include 10.77.0.0/24 ",
+        ),
+    ],
+    ids=["one host", "between hosts"],
+)
+def test_line_with_ulfm(network: IPv4Network | None, btl: str, coll: str, between: str) -> None:
+    line = dataclasses.replace(LINE, terms=LaunchTerms(network))
 
     assert " ".join(line.command()) == (
         "/opt/mpi/bin/mpiexec --with-ft ulfm "
         "--prtemca state_base_recoverable 1 --prtemca state_base_notify_errors 1 "
         "--oversubscribe --bind-to none --map-by slot:OVERSUBSCRIBE "
-        "--prtemca prte_default_hostfile none "
-        "--mca pml ob1 --mca btl self,tcp --mca coll ^han,adapt,sm "
-        "--mca mpi_add_procs_cutoff 1024 --mca shmem mmap --mca opal_signal  "
-        "--mca btl_tcp_if_include 10.77.0.0/24 --mca btl_tcp_disable_family 6 "
-        "--mca btl_tcp_flags send --mca btl_tcp_links 1 --mca btl_tcp_eager_limit 131072 "
-        "--prtemca pmix_remote_connections 1 --pmixmca gds hash "
-        "--pmixmca ptl_tcp_if_include 10.77.0.0/24 "
+        f"--prtemca prte_default_hostfile none --mca pml ob1 --mca btl {btl} --mca coll {coll} "
+        f"--mca mpi_add_procs_cutoff 1024 --mca shmem mmap --mca opal_signal  {between}"
         "--mca btl_sm_backing_directory /tmp/holdfast-1 -n 4 python -I guard.py"
     )
 
 
 def test_users_settings_take_the_place_of_the_launchers_own() -> None:
     mca = (("btl", "self,uct"), ("gds", "hash"), ("btl_uct_transports", "rc"))
-    line = dataclasses.replace(LINE, terms=LaunchTerms(IPv4Network("10.77.0.0/24"), mca))
+    line = dataclasses.replace(LINE, terms=LaunchTerms(NETWORK, mca))
 
     words = " ".join(line.command())
 
@@ -70,15 +69,7 @@ def test_users_settings_take_the_place_of_the_launchers_own() -> None:
     assert " --mca btl_uct_transports rc --mca btl_sm_backing_directory " in words
 
 
-@pytest.mark.parametrize("launcher", [MPICH, INTEL_MPI])
-def test_hydra_starts_no_worker_on_another_host(launcher: Launcher) -> None:
-    network = IPv4Network("10.77.0.0/24")
-
-    with pytest.raises(ValueError, match=f"{launcher.library} starts no worker on another host"):
-        dataclasses.replace(LINE, ulfm=False, launcher=launcher, terms=LaunchTerms(network))
-
-
-@pytest.mark.parametrize("network", [None, IPv4Network("10.77.0.0/24")])
+@pytest.mark.parametrize("network", [None, NETWORK])
 @pytest.mark.parametrize("ulfm", [True, False])
 def test_no_parameter_is_given_twice(ulfm: bool, network: IPv4Network | None) -> None:  # noqa: FBT001
     """mpiexec refuses to start when one is."""
@@ -126,12 +117,10 @@ def test_line_of_hydra(launcher: Launcher, options: str) -> None:
     line = dataclasses.replace(LINE, ulfm=False, as_root=True, launcher=launcher)
 
     assert " ".join(line.command()) == f"/opt/mpi/bin/mpiexec {options} -n 4 python -I guard.py"
-
-
-@pytest.mark.parametrize("launcher", [MPICH, INTEL_MPI])
-def test_no_worker_outlives_a_death_under_hydra(launcher: Launcher) -> None:
     with pytest.raises(ValueError, match=f"outlives a death under {launcher.library}"):
-        dataclasses.replace(LINE, launcher=launcher)
+        dataclasses.replace(line, ulfm=True)
+    with pytest.raises(ValueError, match=f"{launcher.library} starts no worker on another host"):
+        dataclasses.replace(line, terms=LaunchTerms(NETWORK))
 
 
 def test_ranks_of_hydra_listen_on_no_network_unless_the_site_wants_it() -> None:
@@ -141,28 +130,19 @@ def test_ranks_of_hydra_listen_on_no_network_unless_the_site_wants_it() -> None:
     assert line.environment({"UCX_TLS": "all"})["UCX_TLS"] == "all"
 
 
-def test_batch_job_is_kept_from_mpiexec() -> None:
-    """In an allocation mpiexec would start daemons by srun, on all of its hosts."""
-    job = {"SLURM_JOB_ID": "7", "PBS_NODEFILE": "/f", "LSB_JOBID": "8", "JOB_ID": "9", "HOME": "/h"}
-
-    environment = LINE.environment(job)
-
-    assert environment == {
-        "HOME": "/h",
-        "TMPDIR": str(LINE.directory),
-        "UCX_HANDLE_ERRORS": "none",
-    }
-
-
 @pytest.mark.parametrize(
     "name",
     [
         *("PMIX_RANK", "OMPI_UNIVERSE_SIZE", "PRTE_LAUNCHED", "PMI_SIZE", "PMI_FD", "PMI2_RANK"),
         *("HYDI_CONTROL_FD", "HYDRA_BSTRAP_X", "MPI_LOCALNRANKS"),
+        # mpiexec would start daemons by srun, on all hosts of an allocation
+        *("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "JOB_ID"),
+        *("PRTE_MCA_rmaps_default_mapping_policy", "PRTE_MCA_ras"),
+        "OMPI_MCA_rmaps_base_mapping_policy",
     ],
 )
-def test_variable_of_an_enclosing_mpi_job_is_left_out(name: str) -> None:
-    assert outside_of_mpi({name: "1", "HOME": "/h"}) == {"HOME": "/h"}
+def test_variable_of_an_enclosing_job_and_where_ranks_go_is_left_out(name: str) -> None:
+    assert name not in LINE.environment({name: "1"})
 
 
 @pytest.mark.parametrize(
@@ -188,14 +168,6 @@ def test_launcher_has_a_home_also_for_a_user_without_a_name(
     assert LINE.environment(base)["HOME"] == (home or users)
     monkeypatch.setattr(pwd, "getpwuid", no_entry)
     assert LINE.environment(base)["HOME"] == (home or str(LINE.directory))
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["PRTE_MCA_rmaps_default_mapping_policy", "PRTE_MCA_ras", "OMPI_MCA_rmaps_base_mapping_policy"],
-)
-def test_sites_settings_of_where_ranks_go_are_left_out(name: str) -> None:
-    assert name not in LINE.environment({name: "ppr:1:node"})
 
 
 def test_environment_of_a_job_is_that_outside_of_any_mpi_job(

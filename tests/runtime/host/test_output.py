@@ -113,6 +113,7 @@ class Piped:
         self.output.close(BOUND_S)
 
 
+@pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
@@ -123,22 +124,16 @@ class Piped:
     ],
     ids=["lines", "long", "a rule at the very end", "noise"],
 )
-def test_lines_are_prefixed(terminal: Terminal, written: bytes, shown: bytes) -> None:
-    piped = Piped.to(terminal.write_fd, "> ")
+def test_lines_are_prefixed_and_noise_is_shown_when_asked_for(
+    terminal: Terminal, written: bytes, shown: bytes, *, verbose: bool
+) -> None:
+    piped = Piped.to(terminal.write_fd, "> ", verbose=verbose)
 
     piped.write(written)
     piped.end()
 
-    assert terminal.rest() == shown
-
-
-def test_noise_is_shown_when_asked_for(terminal: Terminal) -> None:
-    piped = Piped.to(terminal.write_fd, verbose=True)
-
-    piped.write(NOISE + b"loss 1\n")
-    piped.end()
-
-    assert terminal.rest() == NOISE + b"loss 1\n"
+    has_noise = verbose and NOISE in written
+    assert terminal.rest() == (b"> " + NOISE) * has_noise + shown
 
 
 def test_endless_line_is_cut_rather_than_kept(

@@ -82,14 +82,6 @@ def test_only_a_process_that_was_stopped_for_too_long_is_named(stopped: set[int]
     assert watched.poll((11, 12, 13), 102.5) == {11: 2.5}
 
 
-def test_process_that_goes_on_for_a_moment_stands_still_anew(stopped: set[int]) -> None:
-    watched = StoppedProcesses(2.0)
-
-    for half in range(40):
-        stopped.symmetric_difference_update({11} if half % 4 == 0 else ())
-        assert watched.poll((11,), 100.0 + half / 2) == {}
-
-
 @pytest.mark.parametrize(
     ("is_parent", "stands", "is_killed"),
     [(True, True, True), (True, False, False), (False, True, False)],

@@ -142,14 +142,6 @@ def test_pool_that_hangs_does_not_keep_its_launch(harness: AgentHarness) -> None
     assert harness.guard(0, generation=2).wait() == 0
 
 
-def test_pool_dies_with_its_agent(harness: AgentHarness) -> None:
-    pool = harness.wait_for("PoolWarmed")["pid"]
-
-    harness.process.kill()
-
-    assert_ended(pool)
-
-
 class _Owner:
     """Takes note of what a pool tells."""
 

@@ -10,7 +10,7 @@ from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.hosts.checked_hosts import own_host, settle_hosts
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.option import read_hosts
-from holdfast.runtime.system.network import is_own_address, is_own_name, own_name
+from holdfast.runtime.system.network import own_name
 
 ELSEWHERE = "198.51.100.1"
 """An address for documentation (RFC 5737): no host has it."""
@@ -66,9 +66,3 @@ def test_alias_of_this_host_is_found_by_its_address() -> None:
     )
 
     assert found == hosts[1]
-
-
-def test_kernel_says_which_addresses_are_its_own() -> None:
-    assert is_own_address("127.0.0.1")
-    assert not is_own_address(ELSEWHERE)
-    assert not is_own_name("no-such-host.invalid")
