@@ -36,7 +36,7 @@ from holdfast.runtime.model.model_rules import model_variables
 from holdfast.runtime.model.replica import make_model
 from holdfast.runtime.run.files import sync, sync_names
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
-from holdfast.runtime.script.draws import seed_script
+from holdfast.runtime.script.calls import seed_script
 from holdfast.runtime.training.training_job import stage_of
 from holdfast.runtime.worker.context import RefusedTraining, TrainingRefused
 

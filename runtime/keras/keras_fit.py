@@ -49,7 +49,6 @@ from holdfast.runtime.keras.fit_call import (
     leave_pipelines,
     supply_of,
 )
-from holdfast.runtime.keras.own_loops import watch_loops
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.choose import as_traced, kept_replica, note_steps
 from holdfast.runtime.model.graphs import set_numerics
@@ -58,8 +57,7 @@ from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.progress import SILENT, count
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.script.calls import during_training
-from holdfast.runtime.script.draws import go_on_from
+from holdfast.runtime.script.calls import during_training, go_on_from, stand_in
 from holdfast.runtime.script.process import script_process
 from holdfast.runtime.script.saves import EventFiles, FirstSaves, KeptLoads, install
 from holdfast.runtime.training.callback_host import CallbackHost
@@ -157,16 +155,12 @@ def take_turns(lock: Path, tell: Callable[[str], None]) -> None:
     for module in list(sys.modules.values()):
         if vars(module).get("get_file") is plain:  # a lazy module loads nothing for it
             vars(module)["get_file"] = get_file
-    file_utils.urlretrieve = _told(file_utils.urlretrieve, tell)
 
-
-def _told(retrieve: Callable[..., Any], tell: Callable[[str], None]) -> Callable[..., Any]:
-    @functools.wraps(retrieve)
-    def urlretrieve(url: str, *args: Any, **arguments: Any) -> Any:
+    def urlretrieve(retrieve: Callable[..., Any], url: str, *args: Any, **arguments: Any) -> Any:
         tell(f"one worker downloads {url}, the others wait for it")
         return retrieve(url, *args, **arguments)
 
-    return urlretrieve
+    stand_in(file_utils, "urlretrieve", urlretrieve)
 
 
 @contextlib.contextmanager
@@ -189,7 +183,6 @@ def prepare(config: WorkerConfig) -> None:
     if config.options.fit:
         take_over()
         saves()
-        watch_loops(lambda: stages_of_script().has_begun, context.notify)
 
 
 _keras_fit = keras.Model.fit
@@ -433,7 +426,7 @@ def saves() -> FirstSaves:
     context, process = stages_of_script().context, script_process()
     folder = RunDirectory(context.run_dir.resolve()).loaded_path
     kept = KeptLoads(folder, context.notify, process.folders.lasting_name)
-    found = FirstSaves(process.writes, process.scratch, kept, process.wrote)
+    found = FirstSaves(process, kept)
     process.folders.before_removal.append(kept.before_removal)
     install(found)
     return found

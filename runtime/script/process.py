@@ -95,8 +95,8 @@ class ScriptProcess:
         self._record = record
         self.calls = CallingScript(script)
         self.writes = SharedWrites(record, self.calls, step)
-        self.files = ScriptFiles(record, self.calls, self.writes, run_dir, scratch)
-        self.folders = SharedFolders(record, self.calls, self.writes, run_dir, since)
+        self.files = ScriptFiles(self.writes, run_dir, scratch)
+        self.folders = SharedFolders(self.writes, run_dir, since)
         self.stores = ScriptStores(self.calls)
         self.scratch = scratch
         self.folders.before_removal.append(self.files.forget)

@@ -41,7 +41,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.runtime.script.calls import stand_in
 from holdfast.runtime.script.overlay import Length, Overlay, length_of, own_work
+from holdfast.runtime.script.process import ScriptProcess
 from holdfast.runtime.script.writes import SharedWrites
 
 
@@ -108,24 +110,14 @@ class FirstSaves:
     """One worker's way to save and to load models.
 
     Args:
-        writes: those of the script itself.
-        scratch: returns a private folder, which exists.
+        process: that of the script itself.
         kept: what the script has loaded.
-        wrote: hears of each path that a model is saved to.
     """
 
-    def __init__(
-        self,
-        writes: SharedWrites,
-        scratch: Callable[[], Path],
-        kept: KeptLoads,
-        wrote: Callable[[str], None] = lambda path: None,
-    ) -> None:
-        self._writes = writes
-        self._scratch = scratch
+    def __init__(self, process: ScriptProcess, kept: KeptLoads) -> None:
+        self._process = process
+        self._writes = process.writes
         self._kept = kept
-        self._wrote = wrote
-        self._names = 0
         self._put_off = _PutOff()
         self.hooks: Overlay | None = None
         """The files of the hooks that run now, None outside of hooks."""
@@ -134,7 +126,7 @@ class FirstSaves:
         """Save a model or its weights with Keras's function ``real``."""
         absolute = os.path.abspath(os.fspath(path))
         with own_work() if self.hooks is not None else contextlib.nullcontext():
-            self._wrote(absolute)
+            self._process.wrote(absolute)
         if self.hooks is not None:
 
             def save(to: Any) -> Any:
@@ -205,16 +197,9 @@ class FirstSaves:
             before = self._put_off.made.get(absolute)
             if before is not None:
                 shutil.rmtree(before.parent, ignore_errors=True)
-            path = self._new_folder() / Path(absolute).name
+            path = hooks.new_folder() / Path(absolute).name
             self._put_off.made[absolute] = path
             save(str(path))
-
-    def _new_folder(self) -> Path:
-        """Return a new private folder."""
-        self._names += 1
-        folder = self._scratch() / f"saved-{self._names}"
-        folder.mkdir()
-        return folder
 
 
 @dataclass(slots=True)
@@ -290,25 +275,21 @@ _INDEX = ".index"
 
 def share_caches(tensorflow: Any, scratch: Callable[[], Path]) -> None:
     """Let each worker fill caches of its own in its private folder; a whole one is read."""
-    plain, numbers = tensorflow.data.Dataset.cache, itertools.count(1)
+    numbers = itertools.count(1)
 
-    @functools.wraps(plain)
-    def cache(dataset: Any, filename: Any = "", name: Any = None) -> Any:
+    def cache(plain: Any, dataset: Any, filename: Any = "", name: Any = None) -> Any:
         is_path = isinstance(filename, (str, bytes, os.PathLike)) and bool(filename)
         if is_path and not tensorflow.io.gfile.exists(os.fsdecode(filename) + _INDEX):
             filename = str(scratch() / f"cache-{next(numbers)}")
         return plain(dataset, filename, name)
 
-    tensorflow.data.Dataset.cache = cache
+    stand_in(tensorflow.data.Dataset, "cache", cache)
 
 
 def share_checkpoints(tensorflow: Any, writes: SharedWrites) -> None:
     """Let one worker write each checkpoint and SavedModel of TensorFlow's own."""
-    checkpoint, management = tensorflow.train.Checkpoint, sys.modules[_MANAGEMENT]
-    plain_write, plain_save = checkpoint._write, tensorflow.saved_model.save
-    plain_note = management.update_checkpoint_state_internal
 
-    def write(self: Any, file_prefix: Any, options: Any = None) -> Any:
+    def write(plain: Any, checkpoint: Any, file_prefix: Any, options: Any = None) -> Any:
         prefix = os.path.abspath(os.fsdecode(file_prefix))
 
         def rest() -> str:
@@ -316,23 +297,21 @@ def share_checkpoints(tensorflow: Any, writes: SharedWrites) -> None:
                 hear(file_prefix)  # a manager counts its checkpoints
             return str(file_prefix)
 
-        def whole() -> Any:
-            return plain_write(self, file_prefix, options)
+        return writes.once(
+            f"{prefix}{_INDEX}", lambda: plain(checkpoint, file_prefix, options), rest
+        )
 
-        return writes.once(f"{prefix}{_INDEX}", whole, rest)
-
-    @functools.wraps(plain_save)
-    def save(obj: Any, export_dir: Any, *more: Any, **by: Any) -> None:
+    def save(plain: Any, obj: Any, export_dir: Any, *more: Any, **by: Any) -> None:
         where = os.path.abspath(os.fsdecode(export_dir))
-        writes.once(where, lambda: plain_save(obj, export_dir, *more, **by))
+        writes.once(where, lambda: plain(obj, export_dir, *more, **by))
 
-    @functools.wraps(plain_note)
-    def note(save_dir: Any, *more: Any, **by: Any) -> None:
+    def note(plain: Any, save_dir: Any, *more: Any, **by: Any) -> None:
         where = os.path.abspath(os.path.join(os.fsdecode(save_dir), "checkpoint"))
-        writes.once(where, lambda: plain_note(save_dir, *more, **by))
+        writes.once(where, lambda: plain(save_dir, *more, **by))
 
-    checkpoint._write, tensorflow.saved_model.save = write, save
-    management.update_checkpoint_state_internal = note  # type: ignore[attr-defined]
+    stand_in(tensorflow.train.Checkpoint, "_write", write)
+    stand_in(tensorflow.saved_model, "save", save)
+    stand_in(sys.modules[_MANAGEMENT], "update_checkpoint_state_internal", note)
 
 
 _MANAGEMENT = "tensorflow.python.checkpoint.checkpoint_management"

@@ -56,8 +56,8 @@ class SharedWrites:
     def __init__(
         self, record: ScriptRecord, script: CallingScript, step: Callable[[], str] = str
     ) -> None:
-        self._record = record
-        self._script = script
+        self.record = record
+        self.script = script
         self._step = step
         self._counts: Counter[str] = Counter()
         self._taken: Counter[str] = Counter()
@@ -80,13 +80,13 @@ class SharedWrites:
         self._counts[place] += 1
         number = self._counts[place]
         key = key or f"written {place} {number}"
-        with self._record.turn():
-            is_made = not self.is_forked and self._record.find(key) is not None
+        with self.record.turn():
+            is_made = not self.is_forked and self.record.find(key) is not None
             if is_made and (os.path.exists(path) or self.has_gone(path)):
                 return rest()  # not each host need have the file
-            self._record.reach(f"newest {place}", number)
+            self.record.reach(f"newest {place}", number)
             found = self.alone(write)
-            self._record.first(key, 1)
+            self.record.first(key, 1)
             return found
 
     def take_away(self, path: str, take: Callable[[], Any]) -> Any:
@@ -96,13 +96,13 @@ class SharedWrites:
             return take()
         self._taken[place] += 1
         key = f"taken {place} {self._taken[place]}"
-        with self._record.turn():
+        with self.record.turn():
             is_gone = self.has_gone(path) and not os.path.lexists(path)
-            if is_gone or self._record.find(key) is not None:
+            if is_gone or self.record.find(key) is not None:
                 return None
-            self._record.reach(f"gone {place}", self._counts[place])
+            self.record.reach(f"gone {place}", self._counts[place])
             found = take()
-            self._record.first(key, 1)
+            self.record.first(key, 1)
             return found
 
     def alone(self, write: Callable[[], Any]) -> Any:
@@ -116,22 +116,22 @@ class SharedWrites:
     def is_behind(self, path: str) -> bool:
         """Return whether another worker has written ``path`` more often at this moment."""
         place = self._place(path)
-        return (self._record.largest(f"newest {place}") or 0) > self._counts[place] > 0
+        return (self.record.largest(f"newest {place}") or 0) > self._counts[place] > 0
 
     def has_gone(self, path: str) -> bool:
         """Return whether a worker has removed or moved what this one has written last."""
         place = self._place(path)
-        return (self._record.largest(f"gone {place}") or 0) >= self._counts[place] > 0
+        return (self.record.largest(f"gone {place}") or 0) >= self._counts[place] > 0
 
     @property
     def is_forked(self) -> bool:
         """Whether the script has forked this process, which goes its own way."""
-        return self._script.is_forked
+        return self.script.is_forked
 
     @property
     def moment(self) -> str:
         """The launch, and how far the script has come in it."""
-        return f"{self._step()} {self._script.moment}"
+        return f"{self._step()} {self.script.moment}"
 
     def _place(self, path: str) -> str:
         return f"{path} at {self.moment}"
@@ -141,23 +141,14 @@ class ScriptFiles:
     """The files that the script of one process opens.
 
     Args:
-        record: that of the run.
-        script: knows the calls of the script.
         writes: makes files real.
         run_dir: the run directory, whose own files are left alone.
         scratch: returns a private folder, which exists.
     """
 
-    def __init__(
-        self,
-        record: ScriptRecord,
-        script: CallingScript,
-        writes: SharedWrites,
-        run_dir: Path,
-        scratch: Callable[[], Path],
-    ) -> None:
-        self._record = record
-        self._script = script
+    def __init__(self, writes: SharedWrites, run_dir: Path, scratch: Callable[[], Path]) -> None:
+        self._record = writes.record
+        self._script = writes.script
         self._writes = writes
         self._run_dir = run_dir.resolve()
         self._scratch = scratch
@@ -412,23 +403,14 @@ class SharedFolders:
     """The folders of one process that runs a script, and what it removes.
 
     Args:
-        record: that of the run.
-        script: knows the calls of the script.
         writes: those of the script.
         run_dir: the run directory; in it everything stays as it is.
         since: the time of day when the job began; older folders are not the job's.
     """
 
-    def __init__(
-        self,
-        record: ScriptRecord,
-        script: CallingScript,
-        writes: SharedWrites,
-        run_dir: Path,
-        since: float,
-    ) -> None:
-        self._record = record
-        self._script = script
+    def __init__(self, writes: SharedWrites, run_dir: Path, since: float) -> None:
+        self._record = writes.record
+        self._script = writes.script
         self._writes = writes
         self._run_dir = run_dir.resolve()
         self._since = since

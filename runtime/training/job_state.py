@@ -37,7 +37,7 @@ from holdfast.runtime.exchange.membership import Communicator, Membership, World
 from holdfast.runtime.model.replica import FactsTeller, Replica
 from holdfast.runtime.model.step_facts import StepFacts, value_of
 from holdfast.runtime.saving.saver import Saver
-from holdfast.runtime.script.draws import random_states
+from holdfast.runtime.script.calls import random_states
 from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import HaltOrder, WorkerHalted, WorkerStatus
 from holdfast.runtime.training.callback_host import CallbackHost, Commit, Due, Notes

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.keras import own_loops
+from holdfast.runtime.keras import script_setup
 from holdfast.runtime.script.calls import during_training
 
 pytestmark = pytest.mark.tensorflow
@@ -51,10 +51,10 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     function = type(tf.function(tuple))
     for kind, name in (base, "apply"), (function, "__call__"), (keras.Model, "train_on_batch"):
         monkeypatch.setattr(kind, name, getattr(kind, name))
-    monkeypatch.setattr(own_loops, "_sources", lambda: ["step()"])
-    monkeypatch.setattr(own_loops, "_has_library_of_keras", lambda: False)
+    monkeypatch.setattr(script_setup, "_sources", lambda: ["step()"])
+    monkeypatch.setattr(script_setup, "_has_library_of_keras", lambda: False)
     script = Script()
-    own_loops.watch_loops(lambda: script.has_trained, script.told.append)
+    script_setup.watch_loops(lambda: script.has_trained, script.told.append)
     return script
 
 
@@ -128,7 +128,7 @@ def test_loop_with_a_tape_is_refused_at_its_second_step(
 def test_loop_before_a_fit_that_stands_in_the_script_is_told_once(
     script: Script, monkeypatch: pytest.MonkeyPatch, loop: Callable[[Script], None]
 ) -> None:
-    monkeypatch.setattr(own_loops, "_sources", lambda: ["model.fit(x, epochs=3)"])
+    monkeypatch.setattr(script_setup, "_sources", lambda: ["model.fit(x, epochs=3)"])
 
     loop(script)
 
@@ -140,7 +140,7 @@ def test_loop_before_a_fit_that_stands_in_the_script_is_told_once(
 def test_loop_beside_a_library_that_may_call_fit_is_told_and_refused_later(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_loops, "_has_library_of_keras", lambda: True)
+    monkeypatch.setattr(script_setup, "_has_library_of_keras", lambda: True)
     for _ in range(100):
         script.step()
     (told,) = script.told
@@ -158,10 +158,10 @@ def test_library_that_uses_keras_is_known_by_its_globals(monkeypatch: pytest.Mon
     library = ModuleType("searches")
     library.__file__ = keras.__file__
     monkeypatch.setitem(sys.modules, "searches", library)
-    before = own_loops._has_library_of_keras()
+    before = script_setup._has_library_of_keras()
     monkeypatch.setattr(library, "Model", keras.Model, raising=False)
 
-    assert (before, own_loops._has_library_of_keras()) == (False, True)
+    assert (before, script_setup._has_library_of_keras()) == (False, True)
 
 
 def test_optimizer_of_an_eager_loop_is_not_kept(script: Script) -> None:
@@ -224,4 +224,4 @@ def test_steps_of_hooks_are_left_alone_and_those_after_a_training_are_told(scrip
     ],
 )
 def test_whether_a_source_calls_fit(source: str, *, expected: bool) -> None:
-    assert own_loops.calls_fit(source) == expected
+    assert script_setup.calls_fit(source) == expected

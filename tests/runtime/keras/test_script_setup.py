@@ -34,7 +34,7 @@ from holdfast.runtime.keras.script_setup import (
     without_log_lines,
 )
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.script import calls, draws, modules
+from holdfast.runtime.script import calls, modules
 from holdfast.runtime.script.overlay import act_by
 from holdfast.runtime.worker.context import TrainingRefused, is_refused
 
@@ -50,7 +50,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     monkeypatch.setattr(time, "strftime", time.strftime)
     monkeypatch.setattr(calls, "_sharing", None)
     monkeypatch.setattr(modules, "_own", None)
-    monkeypatch.setattr(draws, "draw_alike", lambda seed, script: None)
+    monkeypatch.setattr(calls, "draw_alike", lambda seed, script: None)
     monkeypatch.setattr(
         script_setup, "when_imported", lambda name, then: found.update({name: then})
     )

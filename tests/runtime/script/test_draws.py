@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.runtime.script.draws import go_on_from, random_states
+from holdfast.runtime.script.calls import go_on_from, random_states
 
 HARNESS = """
 import runpy, sys
 from pathlib import Path
-from holdfast.runtime.script.draws import go_on_from, random_states
-from holdfast.runtime.script.draws import draw_alike
+from holdfast.runtime.script.calls import go_on_from, random_states
+from holdfast.runtime.script.calls import draw_alike
 script = Path(sys.argv[2])
 draw_alike(sys.argv[1], script)
 runpy.run_path(str(script), run_name="__main__")
@@ -116,7 +116,7 @@ print(json.dumps([*ours, *found, draw()]))
 
 def test_a_launch_goes_on_behind_the_draws_of_a_training_that_it_passes_over(script: Path) -> None:
     text = """
-from holdfast.runtime.script.draws import go_on_from, random_states
+from holdfast.runtime.script.calls import go_on_from, random_states
 def draw():
     return secrets.token_hex()
 if {trains}:

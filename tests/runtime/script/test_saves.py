@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from holdfast.runtime.run.script_record import ScriptRecord
-from holdfast.runtime.script.calls import CallingScript
 from holdfast.runtime.script.overlay import Overlay, guarding
+from holdfast.runtime.script.process import ScriptProcess
 from holdfast.runtime.script.saves import FirstSaves, KeptLoads, install, share_caches
-from holdfast.runtime.script.writes import SharedWrites
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -32,8 +31,9 @@ class Worker:
         self.files = Overlay(is_first, lambda: self.scratch, lambda text: None)
         self.told: list[str] = []
         kept = KeptLoads(folder / "loaded", self.told.append)
-        writes = SharedWrites(ScriptRecord(folder / "record"), CallingScript(Path(__file__)))
-        self.saves = FirstSaves(writes, lambda: self.scratch, kept)
+        record = ScriptRecord(folder / "record")
+        process = ScriptProcess(Path(__file__), record, folder / "run", lambda: self.scratch)
+        self.saves = FirstSaves(process, kept)
         self.models = keras.models
         self.real_save = keras.src.saving.saving_api.save_weights
         self.model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])

@@ -18,7 +18,7 @@ from holdfast.recovery.ledger import Cursor, Ledger
 from holdfast.runtime.data.feed import Feed, Pipelines
 from holdfast.runtime.data.source import generator_source
 from holdfast.runtime.exchange.membership import WorldBroken
-from holdfast.runtime.script.draws import go_on_from
+from holdfast.runtime.script.calls import go_on_from
 from holdfast.runtime.training.callback_host import Notes
 from holdfast.runtime.training.job_state import TrainingState, notes_of, share_notes, was_over
 

@@ -15,10 +15,9 @@ from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import decide
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.run.script_record import ScriptRecord
-from holdfast.runtime.script.calls import CallingScript
 from holdfast.runtime.script.overlay import Overlay
+from holdfast.runtime.script.process import ScriptProcess
 from holdfast.runtime.script.saves import EventFiles, FirstSaves, KeptLoads
-from holdfast.runtime.script.writes import SharedWrites
 from holdfast.runtime.training.callback_host import Commit
 
 STEPS = 3
@@ -92,8 +91,9 @@ class Driven:
         self.files = Overlay(is_first, lambda: scratch, self.said.append)
         events = EventFiles(self.files, ".r-1")
         kept = KeptLoads(scratch / "loaded", lambda text: None)
-        writes = SharedWrites(ScriptRecord(scratch / "record"), CallingScript(Path(__file__)))
-        self.saves = FirstSaves(writes, lambda: scratch, kept)
+        record = ScriptRecord(scratch / "record")
+        process = ScriptProcess(Path(__file__), record, scratch / "run", lambda: scratch)
+        self.saves = FirstSaves(process, kept)
         params = {"epochs": self.plan.last_epoch, "steps": STEPS}
         partners = (self.files, events, self.saves, params)
         self.rounds = CallbackRounds(callbacks, self.model, self.replica, *partners)  # type: ignore[arg-type]
