@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,26 +34,6 @@ def _segment(folder: Path, name: str) -> Path:
     directory.mkdir()
     (directory / "segment").write_bytes(b"some memory")
     return directory
-
-
-def _family(traces: JobTraces) -> subprocess.Popen[str]:
-    """Start a shell with a child, which ignore a polite request; wait until both are there.
-
-    The child answers itself: until it has become `cat`, its environment may look empty.
-    """
-    process = subprocess.Popen(
-        ["sh", "-c", "trap '' TERM; exec 3<&0; cat <&3 & wait"],
-        env=traces.environment(os.environ),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("begun\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == "begun\n"
-    return process
 
 
 def test_temporary_directory_that_the_job_has_removed_is_no_leftover(traces: JobTraces) -> None:
@@ -90,21 +69,3 @@ def test_files_of_the_job_are_named_and_removed_and_those_of_other_jobs_stay(
     assert not traces.scratch.exists()
     assert not memory.exists()
     assert (others / "segment").exists()
-
-
-@pytest.mark.process
-def test_kill_ends_every_process_of_the_job_and_no_other(traces: JobTraces) -> None:
-    other = JobTraces(VARIABLE)
-    ours, theirs = _family(traces), _family(other)
-    left = traces.leftovers([ours.pid])
-    assert (len(left), f"process {ours.pid} sh" in left) == (2, True)
-
-    traces.kill_all()
-
-    assert traces.processes() == {}
-    assert len(other.processes()) == 2
-    other.kill_all()
-    other.remove_files(())
-    for process in (ours, theirs):
-        assert process.communicate()[0] == ""
-        assert process.returncode == -9

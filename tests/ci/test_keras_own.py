@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ci"))
-from keras_own import RUNNER, Outcome, differences, on_all_workers
+from keras_own import Outcome, differences, on_all_workers
 
 PASSED, FAILED, BEGUN = Outcome("passed"), Outcome("failed", "1 is not 2"), Outcome("begun")
 
@@ -41,26 +39,3 @@ def test_a_test_has_passed_if_it_has_on_every_worker() -> None:
         "c": BEGUN,
         "d": BEGUN,
     }
-
-
-@pytest.mark.extended  # a part of ci/keras_own
-@pytest.mark.tensorflow
-def test_runner_notes_what_became_of_each_test_of_keras(tmp_path: Path) -> None:
-    flow = "keras.src.trainers.trainer_test.TestTrainer.test_nested_input_predict"
-    fitted = "keras.src.callbacks.lambda_callback_test.LambdaCallbackTest.test_lambda_callback"
-    (tmp_path / "order").write_text(json.dumps([flow, fitted, "keras.src.absent_test.A.b"]))
-
-    subprocess.run(
-        [sys.executable, str(RUNNER), "order", "."], cwd=tmp_path, check=True, capture_output=True
-    )
-
-    (file,) = tmp_path.glob("*.jsonl")
-    notes = [json.loads(line) for line in file.read_text().splitlines()]
-    ends = [(note["test"], note["outcome"], note.get("fits")) for note in notes]
-    assert ends == [
-        (flow, "begun", None),
-        (flow, "passed", False),
-        (fitted, "begun", None),
-        (fitted, "passed", True),
-        ("keras.src.absent_test.A.b", "absent", None),
-    ]

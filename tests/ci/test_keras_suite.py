@@ -13,8 +13,6 @@ import pytest
 from suite_files import files_in, other_bytes, other_numbers
 from suite_table import ROUNDING, SCRIPTS, SUITE, Nearness
 
-NAMES_ONLY = Nearness(0.1, 0.1, files=())
-
 
 def numbers(left: Path, right: Path, nearness: Nearness = ROUNDING) -> list[str]:
     return list(other_numbers(files_in(left), files_in(right), nearness))
@@ -37,7 +35,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
 def test_every_script_stands_in_the_table_once() -> None:
     paths = {script.path for script in SUITE.values()}
 
-    assert len(SUITE) == 32
+    assert len(SUITE) == 31
     assert paths == set(SCRIPTS.glob("*/*.py"))
 
 
@@ -58,22 +56,27 @@ def test_equal_runs_have_no_differences(runs: tuple[Path, Path]) -> None:
     assert numbers(*runs) == []
 
 
-def test_a_number_far_away_is_named_with_its_place(runs: tuple[Path, Path]) -> None:
-    (runs[0] / "history.json").write_text(json.dumps({"loss": [0.5, 0.3], "name": "a"}))
-
-    assert numbers(*runs) == ["history.json: /loss/1 is 0.3, not 0.25"]
-
-
-def test_numbers_that_rounding_explains_are_near_but_no_equal_bytes(
-    runs: tuple[Path, Path],
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [(0.3, ["history.json: /loss/1 is 0.3, not 0.25"]), (0.250001, [])],
+    ids=["far", "near"],
+)
+def test_a_number_far_away_is_named_with_its_place(
+    runs: tuple[Path, Path], loss: float, said: list[str]
 ) -> None:
-    (runs[0] / "history.json").write_text(json.dumps({"loss": [0.5, 0.250001], "name": "a"}))
+    (runs[0] / "history.json").write_text(json.dumps({"loss": [0.5, loss], "name": "a"}))
     mine, theirs = map(files_in, runs)
 
-    assert numbers(*runs) == []
+    assert numbers(*runs) == said
     assert list(other_bytes(mine, theirs)) == [
-        "history.json has other bytes (/loss/1 is 0.250001, not 0.25)"
+        f"history.json has other bytes (/loss/1 is {loss}, not 0.25)"
     ]
+
+
+def test_files_that_only_one_run_has_are_named(runs: tuple[Path, Path]) -> None:
+    (runs[0] / "log.csv").rename(runs[0] / "other.csv")
+
+    assert numbers(*runs) == ["log.csv is missing", "other.csv is one too many"]
 
 
 def test_rows_of_logs_and_arrays_of_weights_are_compared(runs: tuple[Path, Path]) -> None:
@@ -101,9 +104,3 @@ def test_saved_models_are_compared_by_their_weights(runs: tuple[Path, Path]) -> 
 
     assert list(other_bytes(mine, theirs)) == []
     assert numbers(*runs) == []
-
-
-def test_files_that_only_one_run_has_are_named(runs: tuple[Path, Path]) -> None:
-    (runs[0] / "log.csv").rename(runs[0] / "other.csv")
-
-    assert numbers(*runs, NAMES_ONLY) == ["log.csv is missing", "other.csv is one too many"]

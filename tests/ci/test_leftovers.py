@@ -43,39 +43,33 @@ def run(folder: Path, body: str) -> tuple[str, list[str]]:
     return done.stdout, [line for line in lines if not line.startswith("took ")]
 
 
-def test_test_that_leaves_nothing_passes(tmp_path: Path) -> None:
+def test_test_that_leaves_something_fails_and_no_other_is_blamed(tmp_path: Path) -> None:
+    leaks = {
+        "directory": ("tempfile.mkdtemp(prefix='forgotten-')", "leftovers/forgotten-"),
+        "segment": (
+            "pathlib.Path(os.environ['TMPDIR'], 'sm_segment.h').touch()",
+            "sm_segment.h",
+        ),
+        "zombie": ("os.fork() or os._exit(0)", "which nobody waited for"),
+    }
     body = """
 def test_clean(tmp_path):
     (tmp_path / "file").touch()
     with tempfile.TemporaryDirectory():
         subprocess.run(["true"], check=True)
 """
+    for name, (leak, _) in leaks.items():
+        body += f"def test_{name}():\n    {leak}\n\ndef test_after_{name}():\n    pass\n\n"
     said, record = run(tmp_path, body)
 
-    assert "1 passed" in said
-    assert record == ["began test_some.py::test_clean", "ended test_some.py::test_clean"]
-
-
-@pytest.mark.parametrize(
-    ("leak", "named"),
-    [
-        ("tempfile.mkdtemp(prefix='forgotten-')", "leftovers/forgotten-"),
-        ("pathlib.Path(os.environ['TMPDIR'], 'sm_segment.h.0.1').touch()", "sm_segment.h.0.1"),
-        ("os.fork() or os._exit(0)", "which nobody waited for"),
-    ],
-    ids=["directory", "segment", "zombie"],
-)
-def test_test_that_leaves_something_fails_and_the_next_is_not_blamed(
-    tmp_path: Path, leak: str, named: str
-) -> None:
-    said, record = run(tmp_path, f"def test_leaks():\n    {leak}\n\ndef test_next():\n    pass\n")
-
-    assert "2 passed, 1 error" in said
-    assert "test_some.py::test_leaks has left behind: " in said
-    assert named in said
+    assert "7 passed, 3 errors" in said
+    for name, (_, named) in leaks.items():
+        (line,) = (each for each in said.splitlines() if f"test_{name} has left behind: " in each)
+        assert named in line
     assert [line for line in record if line.startswith("failed")] == [
-        "failed test_some.py::test_leaks"
+        f"failed test_some.py::test_{name}" for name in leaks
     ]
+    assert record[:2] == ["began test_some.py::test_clean", "ended test_some.py::test_clean"]
 
 
 def test_process_of_another_session_is_found_by_its_mark_and_killed(tmp_path: Path) -> None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import peers_table
@@ -45,24 +40,3 @@ def test_round_without_the_peer_has_no_ratio() -> None:
     table = peers_table.markdown(speeds)
     assert row(table, "dnn")[1:] == ["200", "3.00 (3.00 to 3.00)"]
     assert table.splitlines()[0] == "2026-01-02, 2 cores: `python x`."
-
-
-@pytest.mark.extended  # a minute of a benchmark
-@pytest.mark.mpi
-@pytest.mark.tensorflow
-@pytest.mark.process
-def test_jobs_of_plain_keras_and_holdfast_are_timed(tmp_path: Path) -> None:
-    measured = tmp_path / "peers.json"
-    few = ["--models", "dnn", "--ways", "ours-2", "two-plain", "--links", "host", "--rounds", "1"]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "peers.py"), *few, "--json", str(measured)],
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(measured.read_text())["figures"]
-    assert {each["way"] for each in figures} == {"ours-2", "two-plain"}
-    assert row(done.stdout, "dnn")[1]

@@ -14,7 +14,6 @@ from striker import (
     Target,
     blows_of,
     find_victims,
-    random_strikes,
     strikes_by_the_clock,
 )
 
@@ -74,13 +73,6 @@ def test_kinds_are_named_by_words() -> None:
     )
     with pytest.raises(ValueError, match="no strike is 'kill moon'; words: kill, stop"):
         blows_of("kill moon")
-
-
-def test_a_seed_means_the_same_strikes() -> None:
-    first, again = (list(random_strikes(random.Random(7), 5, 100, BLOWS)) for _ in range(2))
-
-    assert first == again
-    assert len(first) == 5
 
 
 def test_strikes_by_the_clock_come_as_often_as_wished() -> None:

@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
-from workload import EVEN, IMPATIENT, LONG, PreparedJob, Undisturbed, assert_whole, request_of
+from workload import IMPATIENT, LONG, PreparedJob, Undisturbed, assert_whole, request_of
 
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.own_process import program_command
-from holdfast.runtime.system.processes import wait_all_ended
 from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
@@ -22,7 +21,6 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
 
 GATE = 60
 """After so many updates the workers wait: the next client is up before the end."""
-LATE_GATE = 150
 _MOST_TRIES = 400
 """A machine is quick, and the job writes into the directory meanwhile."""
 
@@ -178,38 +176,6 @@ def test_relaunch_after_a_takeover_stands_where_the_job_was_started(
         job = successor.wait()
 
     assert_whole(job, LONG, undisturbed(LONG))
-
-
-_STOP_BEFORE_THE_HEAD_IS_UP = """
-import os, signal
-from holdfast.runtime.head import head_process
-connected = head_process._connected
-def stop(*arguments):
-    os.kill(os.getpid(), signal.SIGSTOP)
-    return connected(*arguments)
-head_process._connected = stop
-"""
-
-
-@pytest.mark.extended  # a minute of waiting; the test above ends a head that has no client
-def test_directory_of_a_client_that_was_stopped_before_its_first_launch_is_free_soon(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """It owns the directory, and its head was told no job."""
-    request = request_of(EVEN, tmp_path / "run", workers=2)
-    first = PreparedJob(**asdict(request), preparation=_STOP_BEFORE_THE_HEAD_IS_UP)
-    with start_job(first) as standing:
-        standing.wait_for("job_started")
-        with start_job(request) as early:
-            refused = early.wait()
-        heads = [pid for pid in standing.processes() if pid != standing.pid]
-        assert wait_all_ended(heads, 120) == ()  # a head gives its client a minute to come
-        with start_job(request) as next_one:
-            job = next_one.wait()
-
-        assert refused.exit_code == 76, refused.stderr
-        assert_whole(job, EVEN, undisturbed(EVEN))
-        assert standing.wait().exit_code == -signal.SIGKILL
 
 
 def _agent(job: RunningJob) -> int:

@@ -30,11 +30,6 @@ def _run(
     ("mistake", "words"),
     [
         ("no samples", ["x has the shape (0, 1)", "at least one sample"]),
-        extended("other length", ["x has 20 samples", "y has 13"]),
-        extended("no model", ["str", "Keras", "Replica"]),
-        extended("no batch", ["global_batch", "at least 1", "0"]),
-        extended("no schedule", ["save_every", "'sometimes'", "auto"]),
-        extended("no metric", ["keep_best", "'val_loss'", "an epoch has loss"]),
         ("exit", ["exit code 3"]),
     ],
 )

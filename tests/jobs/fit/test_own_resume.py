@@ -68,7 +68,7 @@ def train(directory: Path, text: str, *faults: str, every: int = 2) -> JobRun:
 
 @pytest.mark.extended
 def test_relaunch_goes_on_in_the_epochs_that_the_run_began_with(tmp_path: Path) -> None:
-    """All die and come back in test_stages.py; epochs are counted in tests/runtime/keras."""
+    """All die and come back in test_script_files.py; epochs are counted in tests/runtime/keras."""
     undisturbed = train(tmp_path / "undisturbed", SCRIPT)
     struck = train(tmp_path / "struck", SCRIPT, "kill worker=0 step=11", "kill worker=1 step=11")
 

@@ -100,7 +100,6 @@ _ALL = (
     _script("steps/accumulation", 2, 13),
     _script("steps/train_step", 2, 8),
     _script("callbacks/early_stopping", 2, 10),
-    _script("callbacks/plateau", 3, 12),
     _script("callbacks/own_callback", 3, 18),
     _script("callbacks/stopping", 2, 11),
     _script("callbacks/busy_hooks", 2, 19),
