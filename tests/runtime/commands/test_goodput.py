@@ -15,7 +15,6 @@ from holdfast.runtime.commands.goodput import (
     Span,
     buckets_of,
     goodput_of,
-    jobs_of,
     spans_of,
 )
 from holdfast.runtime.run.entries import Entry
@@ -137,18 +136,6 @@ def parts(records: list[Entry[Any]], now_s: float | None = None) -> dict[str, fl
     return {name: length for name, length in found.parts_s.items() if length}
 
 
-def cause_between(*marks: Entry[Any], generation: int = 1) -> set[Bucket]:
-    """Return what the second between two steps is, beside their training."""
-    spans = spans_of([step(1, 1.0), *marks, step(2, 3.0, 1.0, generation)], 0.0, 3.0)
-    return {span.bucket for span in spans if (span.begin, span.end) == (S, 2 * S)}
-
-
-def test_records_before_the_first_job_belong_to_none() -> None:
-    begun = [entry("job_started", 2.0), step(1, 3.0), entry("job_started", 9.0)]
-
-    assert jobs_of([entry("warning", 1.0), *begun]) == [begun[:2], begun[2:]]
-
-
 @pytest.mark.parametrize(
     ("marks", "cause"),
     [
@@ -162,21 +149,25 @@ def test_records_before_the_first_job_belong_to_none() -> None:
         ([entry("relaunch", 1.5, is_renewal=1)], Bucket.RELAUNCH),
         ([entry("relaunch", 1.5, is_renewal=True), entry("job_started", 1.6)], Bucket.RELAUNCH),
         ([entry("launch", 1.5), entry("checkpoint", 1.9, seconds=0.0)], Bucket.RELAUNCH),
+        ([entry("checkpoint", 1.9, seconds=0.25), None], Bucket.REPAIR),
+        ([entry("checkpoint", 1.9, seconds=0.25), entry("launch", 1.5), None], Bucket.RELAUNCH),
     ],
     ids=[
         "nothing", "warning", "save", "failed save", "save that began before", "launch",
-        "renewal", "no renewal", "renewal and another job", "launch and save",
+        "renewal", "no renewal", "renewal and another job", "launch and save", "save and repair",
+        "save, launch and repair",
     ],
 )  # fmt: skip
-def test_gap_has_the_cause_that_its_marks_show(marks: list[Entry[Any]], cause: Bucket) -> None:
-    assert cause_between(*marks) == {cause}
+def test_gap_has_the_cause_that_its_marks_show(
+    marks: list[Entry[Any] | None], cause: Bucket
+) -> None:
+    """None stands for another generation; the second between two steps is beside their training."""
+    told = [mark for mark in marks if mark is not None]
+    last = step(2, 3.0, 1.0, 2 if None in marks else 1)
 
+    spans = spans_of([step(1, 1.0), *told, last], 0.0, 3.0)
 
-def test_repair_counts_before_a_save_and_a_relaunch_before_a_repair() -> None:
-    save = entry("checkpoint", 1.9, seconds=0.25)
-
-    assert cause_between(save, generation=2) == {Bucket.REPAIR}
-    assert cause_between(save, entry("launch", 1.5), generation=2) == {Bucket.RELAUNCH}
+    assert {span.bucket for span in spans if (span.begin, span.end) == (S, 2 * S)} == {cause}
 
 
 def test_steps_outside_of_the_time_are_cut_away() -> None:

@@ -54,28 +54,31 @@ def test_bad_request_is_one_line_and_exit_2(
     assert complaint in output.err
 
 
-def test_error_of_a_job_ends_with_its_own_exit_code(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (
+            RunDirectoryBusy("pid 7 has it;\nwait"),
+            ExitCode.RUN_DIRECTORY_BUSY,
+            "pid 7 has it; wait",
+        ),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED, "interrupted"),
+    ],
+)
+def test_error_ends_with_its_own_exit_code(
+    error: BaseException,
+    code: ExitCode,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(**_: object) -> None:
-        raise RunDirectoryBusy("pid 7 has it;\nwait")
+    def fail(**_: object) -> None:
+        raise error
 
-    monkeypatch.setattr(main_file.holdfast, "main", refuse)
+    monkeypatch.setattr(main_file.holdfast, "main", fail)
 
-    assert holdfast_code("run") == ExitCode.RUN_DIRECTORY_BUSY
-    assert capsys.readouterr().err == "holdfast: error: pid 7 has it; wait\n"
-
-
-def test_interrupt_ends_with_130(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(**_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(main_file.holdfast, "main", interrupt)
-
-    assert holdfast_code("run") == ExitCode.INTERRUPTED
-    assert capsys.readouterr().err == "holdfast: error: interrupted\n"
+    assert holdfast_code("run") == code
+    assert capsys.readouterr().err == f"holdfast: error: {said}\n"
 
 
 @pytest.mark.parametrize(
@@ -113,17 +116,10 @@ def test_slip_in_the_table_of_another_command_stops_nothing(
 
     assert "unknown options under [report]: jsn; known are " in capsys.readouterr().err
 
-
-def test_option_in_the_file_has_the_name_of_its_flag(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "holdfast.toml").write_text("[report]\njson = true\n")
     journal = '{"event": "job_started", "now": 1.0, "time": 1.0, "run_id": "r", "workers": 1}\n'
     (tmp_path / "journal.jsonl").write_text(journal)
-
     assert holdfast_code("report", ".") == ExitCode.DONE
-
     assert json.loads(capsys.readouterr().out)["jobs"] == 1
 
 

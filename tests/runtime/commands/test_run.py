@@ -67,16 +67,6 @@ def test_what_follows_the_script_is_the_scripts(asked: list[JobOptions]) -> None
     assert not asked[0].fresh
 
 
-def test_faults_in_the_environment_stand_between_semicolons(
-    asked: list[JobOptions], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOLDFAST_INJECT", "kill worker=2 step=30;stop worker=1 step=9")
-
-    holdfast_code("run", "train.py")
-
-    assert asked[0].faults == ("kill worker=2 step=30", "stop worker=1 step=9")
-
-
 def test_batch_job_tells_the_workers_unless_somebody_else_does(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,22 +42,6 @@ def story() -> Run:
     return run
 
 
-def test_recovery_without_any_recorded_death_is_timed_from_its_detection(story: Run) -> None:
-    story.tell(
-        "recovery",
-        generation=2,
-        step=1,
-        lost=[1],
-        survivors=[0],
-        detected=story.now,
-        next_step_ms=30.0,
-    )
-
-    (recovery,) = summarize(story.entries).recoveries
-
-    assert recovery.since_failure_ms == 30.0
-
-
 def test_line_of_many_steps_is_taken_back_in_part(story: Run) -> None:
     story.tell("step", step=10, epoch=0, seconds=1.0, samples=40, steps=10)
     story.tell("step", step=20, epoch=0, seconds=3.0, samples=40, steps=10)
@@ -134,6 +118,9 @@ def test_resumed_job_adds_its_time_but_not_the_time_between(story: Run) -> None:
 
     assert (report.jobs, report.steps, report.exit_code) == (2, 6, 0)
     assert report.wall_s == pytest.approx(6.0)
+    story.tell("job_started", workers=2).steps(7, 7)  # without an end it lasts to the newest line
+    report = summarize([*story.entries, entry("warning", 3.0, text="odd")])
+    assert (report.exit_code, report.reason, report.wall_s) == (None, None, pytest.approx(7.0))
 
 
 def test_ledger_counts_samples_that_no_step_record_tells_of(story: Run) -> None:
@@ -152,6 +139,8 @@ def test_metrics_of_a_finished_job_are_its_own_with_those_of_validation(story: R
     story.tell("completed", step=2, epochs=1, sha256="ab", metrics=metrics, validation=validation)
 
     assert summarize(story.entries).metrics == {"accuracy": 0.9, "val_accuracy": 0.8}
+    story.tell("completed", step=2, epochs=1, sha256="ab", metrics={})  # those of the last epoch
+    assert summarize(story.entries).metrics == {"loss": 0.5, "val_loss": 0.75}
 
 
 @pytest.mark.parametrize(
@@ -193,23 +182,6 @@ def report_of(*records: Entry[Any]) -> Report:
     return summarize([entry("job_started", 0.0, workers=2), *records])
 
 
-def test_job_without_an_end_lasts_until_its_newest_record() -> None:
-    """Several processes write the journal, so its last line need not be the newest."""
-    report = report_of(step(1, 8.0), entry("warning", 3.0, text="odd"))
-
-    assert (report.wall_s, report.exit_code) == (8.0, None)
-
-
-def test_end_of_an_earlier_job_is_not_that_of_the_last_one() -> None:
-    report = report_of(
-        entry("job_ended", 4.0, exit_code=70, reason="budget"),
-        entry("job_started", 9.0, workers=2),
-        step(1, 10.0),
-    )
-
-    assert (report.exit_code, report.reason, report.wall_s) == (None, None, 5.0)
-
-
 def test_epoch_that_a_relaunch_takes_back_counts_no_samples() -> None:
     records = [step(1, 1.0), epoch(1, 1, 1.1), step(2, 2.0), epoch(2, 2, 2.1)]
     taken_back = [entry("launch", 3.0, workers=[2]), entry("restored", 3.1, step=1)]
@@ -226,14 +198,6 @@ def test_epoch_without_a_ledger_proves_nothing() -> None:
     assert (found.samples, found.exact, found.metrics, found.validation) == (0, False, {}, {})
 
 
-def test_metrics_of_an_end_that_tells_none_are_those_of_the_last_epoch() -> None:
-    report = report_of(
-        epoch(1, 1, 1.0, metrics={"loss": 0.5}), entry("completed", 2.0, step=1, metrics={})
-    )
-
-    assert report.metrics == {"loss": 0.5}
-
-
 def test_step_of_the_end_counts_if_no_record_tells_of_it() -> None:
     """The worker that writes step records may die before it has written the last one."""
     report = report_of(step(3, 1.0), entry("completed", 2.0, step=4, sha256="ab"))
@@ -241,41 +205,32 @@ def test_step_of_the_end_counts_if_no_record_tells_of_it() -> None:
     assert (report.steps, report.completed_step, report.final_sha256) == (4, 4, "ab")
 
 
-def test_field_of_a_later_version_is_left_out() -> None:
-    report = report_of(entry("checkpoint", 1.0, step=1, seconds=0.1, bytes=9, colour="blue"))
-
-    assert [one.bytes for one in report.checkpoints] == [9]
+FAULT = entry("fault", 2.0, worker=1, step=1, site="vote", kind="kill")
+DEATHS = [entry("failure", at, worker=1, cause="exit 1") for at in (1.0, 2.5, 9.0)]
 
 
-def test_recovery_after_which_no_step_came_has_no_duration() -> None:
-    (recovery,) = report_of(
-        entry("recovery", 2.0, generation=2, step=1, lost=[1], survivors=[0], detected=1.0)
-    ).recoveries
-
-    assert recovery.since_failure_ms is None
-
-
-def test_death_counts_for_a_recovery_only_up_to_its_detection() -> None:
+@pytest.mark.parametrize(
+    ("told", "next_step_ms", "since_ms"),
+    [
+        ([], 30.0, 30.0),
+        (DEATHS[:1], None, None),
+        (DEATHS, 500.0, 1000.0),
+        ([entry("failure", 1.0, worker=0, cause="exit 1"), FAULT, DEATHS[1]], 500.0, 1500.0),
+    ],
+    ids=["no death on record", "no step any more", "the last before it", "the fault itself"],
+)
+def test_recovery_is_timed_from_the_fault_or_death_before_its_detection(
+    told: list[Entry[Any]], next_step_ms: float | None, since_ms: float | None
+) -> None:
     """A worker with the number of a dead one may die later."""
-    deaths = [entry("failure", at, worker=1, cause="exit 1") for at in (1.0, 2.0, 9.0)]
-    times = {"detected": 3.0, "next_step_ms": 500.0}
-    recovery = entry("recovery", 10.0, generation=2, step=1, lost=[1], survivors=[0], **times)
+    recovery = entry(
+        "recovery", 10.0, generation=2, step=1, lost=[1], survivors=[0], detected=3.0,
+        next_step_ms=next_step_ms,
+    )  # fmt: skip
 
-    (found,) = report_of(*deaths, recovery).recoveries
+    (found,) = report_of(*told, recovery).recoveries
 
-    assert found.since_failure_ms == pytest.approx(1500.0)
-
-
-def test_fault_counts_before_the_moment_at_which_its_death_was_seen() -> None:
-    fault = entry("fault", 2.0, worker=1, step=1, site="vote", kind="kill")
-    death = entry("failure", 2.5, worker=1, cause="signal SIGKILL")
-    other = entry("failure", 1.0, worker=0, cause="exit 1")
-    times = {"detected": 3.0, "next_step_ms": 500.0}
-    recovery = entry("recovery", 10.0, generation=2, step=1, lost=[1], survivors=[0], **times)
-
-    (found,) = report_of(other, fault, death, recovery).recoveries
-
-    assert found.since_failure_ms == pytest.approx(1500.0)
+    assert found.since_failure_ms == since_ms
 
 
 def test_step_and_restore_of_a_later_relaunch_are_not_those_of_an_earlier_one() -> None:

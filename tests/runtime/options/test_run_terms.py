@@ -292,19 +292,6 @@ def test_default_run_directory_is_not_shared_by_scripts_of_one_text(
         _refuse(second)
 
 
-def test_run_of_an_older_holdfast_goes_on_in_a_task_of_an_array(
-    tmp_path: Path, outside: pytest.MonkeyPatch
-) -> None:
-    options = experiment(tmp_path / "exp1")
-    older = dataclasses.replace(_began(options), script=None, script_from_here=None)
-    RunDirectory(options.run_dir).replace_record(older)
-    _train(options)
-    for name, value in TASK.items():
-        outside.setenv(name, value)
-
-    _refuse(options)
-
-
 def test_link_to_a_script_is_that_script(tmp_path: Path, outside: pytest.MonkeyPatch) -> None:
     options = experiment(tmp_path / "exp1")
     _began(options)

@@ -163,8 +163,10 @@ def test_shown_options_are_a_file_that_says_the_same() -> None:
     built = _built(
         ("workers", "3"),
         ("shrink", False),
-        ("faults", ("kill worker=1 step=2",)),
-        environ={"HOLDFAST_SAVE_EVERY": "10min", "HOLDFAST_PRELOAD": "numpy,h5py"},
+        environ={
+            **{"HOLDFAST_SAVE_EVERY": "10min", "HOLDFAST_PRELOAD": "numpy,h5py"},
+            "HOLDFAST_INJECT": "kill worker=2 step=30;stop worker=1 step=9",
+        },
         metrics_file="k",
     )
 
@@ -173,6 +175,7 @@ def test_shown_options_are_a_file_that_says_the_same() -> None:
     again = build_options(Path("train.py"), ("-x",), Sources({}, {}, table, Path("/here")))
 
     assert again.options == built.options
+    assert built.options.faults == ("kill worker=2 step=30", "stop worker=1 step=9")
     assert 'save-every = "10min"  # HOLDFAST_SAVE_EVERY' in text
     assert "shrink = false  # --no-shrink" in text
     assert 'metrics-file = "/here/k"  # holdfast.toml' in text
@@ -260,19 +263,6 @@ def test_variables_of_a_service_of_kubernetes_are_told_of_once(
         "enableServiceLinks: false in the pod keeps them out"
     ]
     assert list(mistyped_variables({"HOLDFAST_METRICS_PORT": "9090"})) != []
-
-
-def test_number_of_the_batch_system_comes_after_all_wishes_and_before_the_default() -> None:
-    tasks = {"workers": ("SLURM_NTASKS of Slurm job 7", 6)}
-
-    def workers(table: dict[str, Any], environ: dict[str, str]) -> tuple[int, str]:
-        sources = Sources({}, environ, table, Path("/here"), allocation=tasks)
-        built = build_options(Path("train.py"), (), sources)
-        return built.options.workers, built.origins["workers"]
-
-    assert workers({}, {}) == (6, "SLURM_NTASKS of Slurm job 7")
-    assert workers({"workers": 4}, {}) == (4, "holdfast.toml")
-    assert workers({}, {"HOLDFAST_WORKERS": "3"}) == (3, "HOLDFAST_WORKERS")
 
 
 def test_number_of_the_batch_system_that_makes_no_sense_is_refused_with_its_place() -> None:

@@ -26,13 +26,15 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.jsonl"
 
 
-def lines(*events: tuple[str, float]) -> list[bytes]:
-    return [json.dumps(line(name, now)).encode() + b"\n" for name, now in events]
+def lines(*events: tuple[str, float] | bytes) -> list[bytes]:
+    return [
+        event if isinstance(event, bytes) else json.dumps(line(*event)).encode() + b"\n"
+        for event in events
+    ]
 
 
-def history(path: Path, journal: list[bytes]) -> FailureHistory:
-    path.write_bytes(b"".join(journal))
-    return HistoryReader(path).read()
+def written(fields: dict[str, object]) -> bytes:
+    return json.dumps(fields).encode() + b"\n"
 
 
 @pytest.mark.parametrize(
@@ -50,46 +52,38 @@ def history(path: Path, journal: list[bytes]) -> FailureHistory:
             3.0,
             0,
         ),
+        ([("job_started", 1.0), written(line("relaunch", 2.0, is_renewal=True))], 1.0, 0),
+        (
+            [("job_started", 10.0), b'{"event": "relaunch", "no\n', b'{"event": "job_ended"}\n'],
+            0.0,
+            0,
+        ),
+        (
+            [
+                written(dict(reversed(line(name, now).items())))
+                for name, now in (("job_started", 1.0), ("relaunch", 2.0))
+            ],
+            1.0,
+            1,
+        ),
+        ([written({"event": "launch", "now": 1.0, "relaunch": 1, "why": "job_ended"})], 0.0, 0),
     ],
-)
+    ids=[
+        "none", "begin", "open", "ended", "relaunched", "host lost", "two jobs", "renewal", "torn",
+        "other order", "mentioned",
+    ],
+)  # fmt: skip
 def test_history_is_told_by_jobs_and_relaunches(
-    path: Path, events: list[tuple[str, float]], seconds: float, failures: int
+    path: Path, events: list[tuple[str, float] | bytes], seconds: float, failures: int
 ) -> None:
-    assert history(path, lines(*events)) == FailureHistory(seconds, failures)
+    path.write_bytes(b"".join(lines(*events)))
+    assert HistoryReader(path).read() == FailureHistory(seconds, failures)
 
     gradually = HistoryReader(path)
     for count in range(len(events) + 1):
         path.write_bytes(b"".join(lines(*events[:count])))
         found = gradually.read()
     assert found == FailureHistory(seconds, failures)
-
-
-def test_renewal_is_no_failure(path: Path) -> None:
-    renewal = line("relaunch", 2.0, is_renewal=True)
-    journal = [*lines(("job_started", 1.0)), json.dumps(renewal).encode() + b"\n"]
-
-    assert history(path, journal) == FailureHistory(1.0, 0)
-
-
-def test_torn_lines_tell_nothing(path: Path) -> None:
-    journal = lines(("job_started", 10.0), ("step", 20.0))
-
-    journal += [b'{"event": "relaunch", "no', b"\n", b'{"event": "job_ended"}\n', b"]["]
-
-    assert history(path, journal).failures == 0
-
-
-def test_order_of_the_fields_makes_no_difference(path: Path) -> None:
-    found = line("job_started", 1.0), line("relaunch", 2.0)
-    journal = [json.dumps(dict(reversed(one.items()))).encode() + b"\n" for one in found]
-
-    assert history(path, journal) == FailureHistory(1.0, 1)
-
-
-def test_event_that_mentions_another_is_not_taken_for_it(path: Path) -> None:
-    line = json.dumps({"event": "launch", "now": 1.0, "relaunch": 1, "why": "job_ended"})
-
-    assert history(path, [line.encode() + b"\n"]) == FailureHistory()
 
 
 def test_marks_are_those_that_a_journal_writes(path: Path) -> None:
@@ -119,19 +113,6 @@ def test_disk_that_hangs_costs_only_the_newest_history(
     assert found == known == FailureHistory(30.0, 1)
 
 
-def test_newest_checkpoint_is_that_of_the_last_record(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    lines = [line("checkpoint", 1.0, step=step) for step in (300, 390, 120)]
-    more = line("checkpoint_failed", 2.0, step=400)
-    path.write_text("".join(f"{json.dumps(one)}\n" for one in (*lines, more)))
-    reader = HistoryReader(path)
-    assert reader.history.saved_step is None
-
-    reader.read()
-
-    assert reader.history.saved_step == 120
-
-
 def test_history_of_a_running_job_goes_on_from_what_was_before(path: Path) -> None:
     """The head counts the records as they pass, up to the moment of each launch."""
     history = RunHistory(FailureHistory(30.0, 1, (40,)), began=100.0)
@@ -156,7 +137,10 @@ def test_rejected_step_is_remembered_until_it_is_saved_or_restored(path: Path) -
     journal.record(StepRestored(30, 1))
     journal.close()
 
-    assert HistoryReader(path).read().rejected == (10, 40, 50)
+    reader = HistoryReader(path)
+    assert reader.history.saved_step is None
+    assert reader.read().rejected == (10, 40, 50)
+    assert reader.history.saved_step == 20
 
 
 def test_losses_of_hosts_are_remembered_for_a_day() -> None:

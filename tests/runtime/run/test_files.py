@@ -59,49 +59,25 @@ def _own_by_stranger(path: Path, target: Path) -> None:
     os.chown(path, STRANGER, STRANGER)
 
 
-def _link(path: Path, target: Path) -> None:
-    path.symlink_to(target)
+PLANTS: dict[str, tuple[Plant, str]] = {
+    "symlink": (lambda path, target: path.symlink_to(target), "is a symbolic link"),
+    "dangling symlink": (
+        lambda path, target: path.symlink_to(target.with_name("missing")),
+        "is a symbolic link",
+    ),
+    "fifo": (lambda path, _: os.mkfifo(path), "is a named pipe"),
+    "hard link": (lambda path, target: os.link(target, path), "has 2 names"),
+    "stranger's": (_own_by_stranger, f"belongs to user {STRANGER}"),
+}
 
 
-def _dangle(path: Path, target: Path) -> None:
-    path.symlink_to(target.with_name("missing"))
-
-
-def _pipe(path: Path, target: Path) -> None:
-    os.mkfifo(path)
-
-
-def _make_folder(path: Path, target: Path) -> None:
-    path.mkdir()
-
-
-def _name_again(path: Path, target: Path) -> None:
-    os.link(target, path)
-
-
-SYMLINK = pytest.param(_link, "is a symbolic link", id="symlink")
-
-
-DANGLING = pytest.param(_dangle, "is a symbolic link", id="dangling symlink")
-
-
-FIFO = pytest.param(_pipe, "is a named pipe", id="fifo")
-
-
-HARD_LINK = pytest.param(_name_again, "has 2 names", id="hard link")
-
-
-FOREIGN = pytest.param(
-    _own_by_stranger, f"belongs to user {STRANGER}", id="stranger's", marks=as_root
-)
-
-
-TO_WRITE = pytest.mark.parametrize(
-    ("plant", "complaint"), [SYMLINK, DANGLING, FIFO, HARD_LINK, FOREIGN]
-)
-
-
-TO_READ = pytest.mark.parametrize(("plant", "complaint"), [SYMLINK, DANGLING, FIFO, FOREIGN])
+def planted(*but: str) -> pytest.MarkDecorator:
+    found = [
+        pytest.param(*plant, id=name, marks=[as_root] if "stranger" in name else [])
+        for name, plant in PLANTS.items()
+        if name not in but
+    ]
+    return pytest.mark.parametrize(("plant", "complaint"), found)
 
 
 @pytest.fixture
@@ -165,7 +141,7 @@ READERS: dict[str, tuple[str, Callable[[RunDirectory], object]]] = {
 }
 
 
-@TO_WRITE
+@planted()
 @pytest.mark.parametrize("writer", WRITERS)
 def test_planted_file_is_refused_in_one_line_and_not_written(
     directory: RunDirectory, target: Path, plant: Plant, complaint: str, writer: str
@@ -179,13 +155,13 @@ def test_planted_file_is_refused_in_one_line_and_not_written(
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == ExitCode.USAGE
     assert is_untouched(directory.path / name, target)
-    if plant is _name_again:  # as a backup does
+    if complaint == "has 2 names":  # as a backup makes them
         advice = str(caught.value).rpartition("own: ")[2]
         subprocess.run(["sh", "-c", advice], check=True)
         write(directory)
 
 
-@TO_READ
+@planted("hard link")
 @pytest.mark.parametrize("reader", READERS)
 def test_planted_file_is_refused_and_not_read(
     directory: RunDirectory, target: Path, plant: Plant, complaint: str, reader: str
@@ -200,7 +176,7 @@ def test_planted_file_is_refused_and_not_read(
     assert HistoryReader(directory.journal_path).read() == FailureHistory()
 
 
-@TO_WRITE
+@planted()
 @pytest.mark.parametrize("place", ["draft", "file"])
 def test_whole_file_is_written_beside_what_is_planted_in_its_place_or_that_of_its_draft(
     tmp_path: Path, target: Path, plant: Plant, complaint: str, place: str
@@ -216,7 +192,9 @@ def test_whole_file_is_written_beside_what_is_planted_in_its_place_or_that_of_it
     assert not target.with_name("missing").exists()
 
 
-@pytest.mark.parametrize("plant", [_link, _pipe, _make_folder])
+@pytest.mark.parametrize(
+    "plant", [PLANTS["symlink"][0], PLANTS["fifo"][0], lambda path, _: path.mkdir()]
+)
 def test_record_is_not_created_in_the_place_of_what_is_planted(
     directory: RunDirectory, target: Path, plant: Plant
 ) -> None:
@@ -228,7 +206,7 @@ def test_record_is_not_created_in_the_place_of_what_is_planted(
         directory.load_record()
 
 
-@TO_WRITE
+@planted()
 def test_journal_that_is_exchanged_while_a_job_runs_loses_lines_and_raises_nothing(
     directory: RunDirectory,
     target: Path,
@@ -275,12 +253,17 @@ def test_two_processes_that_write_a_file_do_not_mix(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == [".shown.draft", "shown"]
 
 
-def test_record_with_a_second_name_is_read(directory: RunDirectory, tmp_path: Path) -> None:
+def test_record_with_a_second_name_is_read_also_through_a_link_to_the_directory(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
     """Backups are made so: ``cp -al``, ``rsync --link-dest``."""
-    directory.create_record(RECORD)
+    link = RunDirectory(tmp_path / "link")
+    link.path.symlink_to(directory.path)
+    link.acquire_lease().release()
+    link.create_record(RECORD)
     os.link(directory.record_path, tmp_path / "RUN.json")
 
-    assert directory.load_record() == RECORD
+    assert directory.load_record() == link.load_record() == RECORD
 
 
 def test_record_that_is_too_large_is_refused_unread(directory: RunDirectory) -> None:
@@ -341,16 +324,6 @@ def test_owner_of_the_directory_may_own_what_is_in_it(directory: RunDirectory) -
 
     assert directory.load_record() == RECORD
     directory.acquire_lease().release()
-
-
-def test_run_directory_itself_may_be_a_link(directory: RunDirectory, tmp_path: Path) -> None:
-    link = RunDirectory(tmp_path / "link")
-    link.path.symlink_to(directory.path)
-
-    link.acquire_lease().release()
-    link.create_record(RECORD)
-
-    assert directory.load_record() == RECORD
 
 
 def test_refusal_leaves_no_descriptor_open(directory: RunDirectory, target: Path) -> None:

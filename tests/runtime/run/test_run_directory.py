@@ -40,42 +40,32 @@ def directory(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-def test_prepare_makes_the_directory_with_its_parents_and_leaves_it_empty(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path / "a" / "b")
-
-    directory.prepare()
-    directory.prepare()
-
-    assert list(directory.path.iterdir()) == []
-
-
 def test_prepare_makes_the_name_of_each_new_level_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
     monkeypatch.setattr("holdfast.runtime.run.run_directory.sync", synced.append)
 
-    RunDirectory(tmp_path / "a" / "b" / "run").prepare()
+    directory = RunDirectory(tmp_path / "a" / "b" / "run")
+    directory.prepare()
+    directory.prepare()
 
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+    assert list(directory.path.iterdir()) == []
 
 
-def test_prepare_refuses_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    path.write_text("")
-
-    with pytest.raises(UsageError, match=r"/run is no directory; choose another --run-dir"):
-        RunDirectory(path).prepare()
-
-
-def test_prepare_refuses_a_place_that_cannot_be_written() -> None:
-    with pytest.raises(UsageError, match=r"/proc/self/run cannot be used: "):
-        RunDirectory(Path("/proc/self/run")).prepare()
-
-
-def test_record_in_an_unusable_directory_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="cannot be used"):
-        RunDirectory(Path("/proc/self")).create_record(RECORD)
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (lambda: RunDirectory(Path("/bin/sh")).prepare(), "/bin/sh is no directory; choose"),
+        (lambda: RunDirectory(Path("/proc/self/run")).prepare(), "/proc/self/run cannot be used: "),
+        (lambda: RunDirectory(Path("/proc/self")).create_record(RECORD), "cannot be used"),
+    ],
+    ids=["file", "unwritable", "record"],
+)
+def test_place_that_cannot_be_a_run_is_refused(use: Callable[[], None], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        use()
 
 
 @pytest.mark.parametrize(
@@ -87,13 +77,17 @@ def test_record_in_an_unusable_directory_is_a_usage_error() -> None:
         ({"microbatches": 0}, "its microbatches is 0, less than 1"),
         ({"run_id": None}, "its run_id is None"),
         ({"key_id": "ab12"}, "only an older holdfast, which has --key-file, reads the signed"),
+        *((content, "is not a valid run record") for content in (b"", b"{", b"[]", b"\xff\xfe")),
     ],
 )
 def test_damaged_record_is_refused_with_its_reason(
-    directory: RunDirectory, change: dict[str, object], complaint: str
+    directory: RunDirectory, change: dict[str, object] | bytes, complaint: str
 ) -> None:
-    fields = json.loads(RECORD.encode()) | change
+    fields = json.loads(RECORD.encode()) | {"comment": "mine"}
     directory.record_path.write_text(json.dumps(fields))
+    assert directory.load_record() == RECORD
+    content = change if isinstance(change, bytes) else json.dumps(fields | change).encode()
+    directory.record_path.write_bytes(content)
 
     with pytest.raises(UsageError, match=r"RUN\.json is not a valid run record") as caught:
         directory.load_record()
@@ -102,27 +96,13 @@ def test_damaged_record_is_refused_with_its_reason(
     assert "--fresh" in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe"])
-def test_torn_record_is_refused(directory: RunDirectory, content: bytes) -> None:
-    directory.record_path.write_bytes(content)
-
-    with pytest.raises(UsageError, match="not a valid run record"):
-        directory.load_record()
-
-
-def test_unknown_fields_of_a_record_do_not_matter(directory: RunDirectory) -> None:
-    fields = json.loads(RECORD.encode()) | {"comment": "mine"}
-    directory.record_path.write_text(json.dumps(fields))
-
-    assert directory.load_record() == RECORD
-
-
 def test_second_job_is_refused_and_told_who_owns_the_directory(directory: RunDirectory) -> None:
     lease = directory.acquire_lease()
 
     with pytest.raises(RunDirectoryBusy) as caught:
         directory.acquire_lease()
 
+    assert not os.get_inheritable(lease.fileno()), "`os.system` closes no descriptors"
     lease.release()
     assert f"pid {os.getpid()} on host {os.uname().nodename}" in str(caught.value)
     assert caught.value.exit_code == ExitCode.RUN_DIRECTORY_BUSY
@@ -141,14 +121,6 @@ def test_heir_keeps_the_lease_when_the_owner_is_gone(directory: RunDirectory) ->
     heir.communicate(b"\n")
 
     directory.acquire_lease().release()
-
-
-def test_lease_is_inherited_only_by_those_who_are_given_it(directory: RunDirectory) -> None:
-    """``os.system`` closes no descriptors: what a script starts with it must not keep the lease."""
-    lease = directory.acquire_lease()
-
-    assert not os.get_inheritable(lease.fileno())
-    lease.release()
 
 
 def test_head_and_client_are_named_in_the_lease(directory: RunDirectory) -> None:
@@ -193,12 +165,9 @@ def test_disk_that_takes_nothing_leaves_the_names_in_the_lease(
     lease.release()
 
 
-def test_fresh_directory_has_nothing_to_set_aside(directory: RunDirectory) -> None:
+def test_run_is_set_aside_whole_and_strangers_stay(directory: RunDirectory) -> None:
     assert directory.set_aside() is None
     assert list(directory.path.iterdir()) == []
-
-
-def test_run_is_set_aside_whole_and_strangers_stay(directory: RunDirectory) -> None:
     _fill(directory, "first")
     directory.page_path.write_text("the report of the first")
     (directory.path / "notes.txt").write_text("mine")
@@ -330,15 +299,6 @@ def _fail(number: int, after: Callable[..., object] | None = None) -> Callable[.
     return fail
 
 
-def test_record_is_created_once(directory: RunDirectory) -> None:
-    directory.create_record(RECORD)
-    with pytest.raises(UsageError, match="already holds a run"):
-        directory.create_record(RECORD)
-
-    assert directory.load_record() == RECORD
-    assert os.listdir(directory.path) == ["RUN.json"]
-
-
 @pytest.mark.parametrize("number", LOST)
 def test_record_whose_creation_was_not_answered_is_there(
     directory: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch
@@ -349,6 +309,9 @@ def test_record_whose_creation_was_not_answered_is_there(
     directory.create_record(RECORD)
 
     assert directory.load_record() == RECORD
+    with pytest.raises(UsageError, match="already holds a run"):
+        directory.create_record(RECORD)
+    assert os.listdir(directory.path) == ["RUN.json"]
 
 
 @pytest.mark.parametrize("number", LOST)
@@ -365,25 +328,19 @@ def test_run_is_set_aside_although_no_rename_is_answered(
     assert sorted(os.listdir(folder)) == ["RUN.json", "checkpoints"]
 
 
-@pytest.mark.parametrize("number", NO_SYNC)
-def test_run_begins_where_directories_cannot_be_synced(
+@pytest.mark.parametrize("number", [*NO_SYNC, errno.EIO])
+def test_run_begins_where_directories_cannot_be_synced_and_not_where_that_fails(
     directory: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first save tells of it."""
     monkeypatch.setattr(files, "sync", _fail(number))
 
-    directory.create_record(RECORD)
-
-    assert directory.load_record() == RECORD
-
-
-def test_run_does_not_begin_where_syncing_a_directory_fails(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "sync", _fail(errno.EIO))
-
-    with pytest.raises(RunUnreadable, match="nothing is known to be damaged"):
+    if number in NO_SYNC:
         directory.create_record(RECORD)
+        assert directory.load_record() == RECORD
+    else:
+        with pytest.raises(RunUnreadable, match="nothing is known to be damaged"):
+            directory.create_record(RECORD)
 
 
 def test_record_that_is_listed_and_not_found_ends_the_job_and_not_the_run(
@@ -444,24 +401,27 @@ def test_start_that_the_file_system_fails_can_be_tried_again(
     assert begun.load_record() == RECORD
 
 
-def test_permission_stays_a_matter_of_usage(begun: RunDirectory) -> None:
-    error = PermissionError(errno.EACCES, "Permission denied")
+@pytest.mark.parametrize(
+    ("number", "code", "text"),
+    [
+        (errno.EACCES, ExitCode.USAGE, "make it writable"),
+        *(
+            (
+                number,
+                ExitCode.STOPPED_EARLY,
+                f"/run cannot be written: {os.strerror(number)} ({errno.errorcode[number]}); "
+                "nothing was begun: free space there, then run again",
+            )
+            for number in (errno.ENOSPC, errno.EDQUOT)
+        ),
+    ],
+)
+def test_full_file_system_lets_the_job_run_again_and_a_closed_one_does_not(
+    number: int, code: ExitCode, text: str
+) -> None:
+    found = refusal(Path("/run"), OSError(number, os.strerror(number)), "make it writable")
 
-    found = refusal(begun.path, error, "make it writable")
-
-    assert type(found) is UsageError
-    assert (str(found), found.exit_code) == ("make it writable", ExitCode.USAGE)
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=errno_name)
-def test_full_file_system_lets_the_job_run_again(begun: RunDirectory, number: int) -> None:
-    found = refusal(begun.path, OSError(number, os.strerror(number)), "make it writable")
-
-    assert found.exit_code == ExitCode.STOPPED_EARLY
-    assert str(found) == (
-        f"{begun.path} cannot be written: {os.strerror(number)} ({errno_name(number)}); "
-        "nothing was begun: free space there, then run again"
-    )
+    assert (str(found), found.exit_code) == (text, code)
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=errno_name)
