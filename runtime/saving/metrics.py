@@ -83,15 +83,19 @@ def cause_of(failure: WorkerExited) -> str:
     return next((kind for kind in _OWN_CAUSES if failure.cause.startswith(kind)), "with its launch")
 
 
-class JobFigures:
-    """The figures of one job."""
+class MetricsShown:
+    """The figures of one job in their file, from now until this process ends."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, file: Path, warn: Callable[[str], None]) -> None:
         self._run_id = run_id
+        self._file = file
+        self._warn = warn
+        self._has_warned = False
+        self._writes = BoundedCalls("holdfast-metrics", most_queued=1)
         self._begin("")
 
     def _begin(self, script: str) -> None:
-        self.registry = CollectorRegistry()
+        self._registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         self._has_ended, self._pace = False, Pace()
         self._metrics: Mapping[str, float] = {}
@@ -103,7 +107,7 @@ class JobFigures:
     def _gauge(self, name: str) -> Gauge:
         if name not in self._gauges:
             self._gauges[name] = Gauge(
-                f"holdfast_{name}", _TEXTS[name], _LABELS.get(name, ()), registry=self.registry
+                f"holdfast_{name}", _TEXTS[name], _LABELS.get(name, ()), registry=self._registry
             )
         return self._gauges[name]
 
@@ -122,11 +126,20 @@ class JobFigures:
         for labels, value in values.items():
             gauge.labels(*labels).set(value)
 
-    def saw(self, line: Mapping[str, Any]) -> None:
-        """Take note of a line of the journal."""
-        entry = entry_of(line)
-        if entry is not None:
-            self._saw(entry)
+    def go_on(self, journal: Path) -> None:
+        """Count what the journal tells of the job so far: another writer may have been here."""
+        with contextlib.suppress(OSError):
+            lines = list(JournalReader(journal, tail_bytes=_TAIL_BYTES).lines())
+            begun = [n for n, line in enumerate(lines) if _JOB_STARTED in line]
+            self.saw(lines[begun[-1] if begun else 0 :])
+
+    def saw(self, lines: Iterable[str | bytes]) -> None:
+        """Count lines of the journal."""
+        for line in lines:
+            with contextlib.suppress(ValueError):  # torn
+                entry = entry_of(json.loads(line))
+                if entry is not None:
+                    self._saw(entry)
 
     def _saw(self, entry: Entry[Any]) -> None:
         event = entry.event
@@ -162,7 +175,7 @@ class JobFigures:
                 self._add(failed_saves_total=1)
 
     def look(self, now: float, seen: LaunchReport) -> None:
-        """Take what the head sees of the workers that live at this moment."""
+        """Take what the head sees of the workers that live, and write the file anew."""
         progress = seen.progress
         self._set(look_time_seconds=now)
         if not self._has_ended:
@@ -177,6 +190,7 @@ class JobFigures:
             if "step" in self._gauges:
                 self._set(epoch=progress.epoch)
             self._tell_metrics(progress.metrics)
+        self.write()
 
     def _tell_metrics(self, new: Mapping[str, float]) -> None:
         self._metrics = {**self._metrics, **new}
@@ -193,41 +207,12 @@ class JobFigures:
         self._replace("worker_memory_bytes", sizes)
         self._replace("memory_bytes", of_hosts)
 
-
-class MetricsShown:
-    """The figures in their file, from now until this process ends."""
-
-    def __init__(self, run_id: str, file: Path, warn: Callable[[str], None]) -> None:
-        self._file = file
-        self._warn = warn
-        self._has_warned = False
-        self._writes = BoundedCalls("holdfast-metrics", most_queued=1)
-        self._figures = JobFigures(run_id)
-
-    def go_on(self, journal: Path) -> None:
-        """Count what the journal tells of the job so far: another writer may have been here."""
-        with contextlib.suppress(OSError):
-            lines = list(JournalReader(journal, tail_bytes=_TAIL_BYTES).lines())
-            begun = [n for n, line in enumerate(lines) if _JOB_STARTED in line]
-            self.saw(lines[begun[-1] if begun else 0 :])
-
-    def saw(self, lines: Iterable[str | bytes]) -> None:
-        """Count lines of the journal."""
-        for line in lines:
-            with contextlib.suppress(ValueError):  # torn
-                self._figures.saw(json.loads(line))
-
-    def look(self, now: float, seen: LaunchReport) -> None:
-        """Take what the head sees of the workers, and write the file anew."""
-        self._figures.look(now, seen)
-        self.write()
-
     def write(self) -> None:
         """Write the file anew, as a whole; warn once if it cannot be written.
 
         A thread writes, and only the first write that takes long is waited for, for a second.
         """
-        self._text = generate_latest(self._figures.registry)
+        self._text = generate_latest(self._registry)
         if not self._writes.run(self._write):
             self._complain("its disk has not answered since the last write")
 

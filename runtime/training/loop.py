@@ -42,7 +42,7 @@ from holdfast.runtime.exchange.membership import Membership, RepairTimes, WorldB
 from holdfast.runtime.exchange.memory import Sum
 from holdfast.runtime.exchange.sums import Exchange
 from holdfast.runtime.model.replica import Microbatch, Replica
-from holdfast.runtime.saving.save_clock import SaveClock
+from holdfast.runtime.saving.plan import SaveClock
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.own_process import trim_memory
@@ -78,18 +78,19 @@ class TrainingLoop:
         self._job = job
         self._membership = membership
         shown = job.work_plan.last_epoch, job.verbose
-        self._records = LoopRecords(context, self._membership, *shown)
-        self._progress = Progress(replica, job, self._records)
+        self.records = LoopRecords(context, self._membership, *shown)
+        self.progress = Progress(replica, job, self.records)
+        """The committed cursor, and the metrics of the last epoch."""
         self._teller = ProgressTeller(context.page, replica, job)
         context.beats[:] = [self._teller.tell]
         self._preparation = Preparation(replica, job, context.page.enter)
-        self._saver = Saver(context, self._membership, job.work_plan, job.save_terms, self._records)
+        self._saver = Saver(context, self._membership, job.work_plan, job.save_terms, self.records)
         self._newest = NewestState(self._membership, context, job, state, self._saver)
-        self._clock = SaveClock(job.schedule, context.config.history, self._records.note)
+        self._clock = SaveClock(job.schedule, context.config.history, self.records.note)
         self._moving = context.halt.moving
-        mine = self._progress, self._saver, self._records
+        mine = self.progress, self._saver, self.records
         self._rest = Rest(context, state, *mine, job.work_plan, self._fields)
-        self._step = StepRecord.of(Mine(context, job, state, self._progress.cursor))
+        self._step = StepRecord.of(Mine(context, job, state, self.progress.cursor))
         self._transactions: dict[Work, Transaction] = job.transactions(replica, context.page)
         offers = {work: of_work.vectors for work, of_work in self._transactions.items()}
         self._exchange = Exchange(self._membership, offers, job.microbatches)
@@ -120,19 +121,19 @@ class TrainingLoop:
             while state not in OVER:
                 state = next_state(state, self._act(state))
         finally:
-            self._records.flush()
+            self.records.flush()
             self._context.page.enter(Activity.SCRIPT)
         if state is StepState.LOST:
             raise self._repairs.lost()
         self._context.page.begin_turn(waits_for_peers=False)
         if self._ending is not None:
             raise self._ending
-        return self._progress.cursor
+        return self.progress.cursor
 
     @property
     def is_complete(self) -> bool:
         """Whether every transaction of the job is committed, or its callback host has ended it."""
-        is_last = self._job.work_plan.next_work(self._progress.cursor) is None
+        is_last = self._job.work_plan.next_work(self.progress.cursor) is None
         return is_last or self._callback_host.is_over or self._error is not None
 
     @property
@@ -144,16 +145,6 @@ class TrainingLoop:
     def is_first(self) -> bool:
         """Whether this worker is rank 0 of the world."""
         return self._membership.is_first
-
-    @property
-    def records(self) -> LoopRecords:
-        """The journal entries of this loop."""
-        return self._records
-
-    @property
-    def progress(self) -> Progress:
-        """The committed cursor, and the metrics of the last epoch."""
-        return self._progress
 
     def close(self) -> None:
         """Give memory and threads back, before another stage takes its own."""
@@ -174,7 +165,7 @@ class TrainingLoop:
     def _join(self) -> StepEvent:
         self._context.page.phase = Phase.RESTORING
         membership = self._membership
-        mine = Mine(self._context, self._job, self._state, self._progress.cursor)
+        mine = Mine(self._context, self._job, self._state, self.progress.cursor)
         membership.join(NO_STATE)
         membership.together(lambda: compare(membership, mine))
         return StepEvent.FORMED
@@ -185,57 +176,57 @@ class TrainingLoop:
         newest = max(versions)
         if newest == NO_STATE or min(versions) < newest:
             shared = self._membership.together(
-                lambda: self._newest.share(versions, self._progress.cursor)
+                lambda: self._newest.share(versions, self.progress.cursor)
             )
             self._context.page.phase = Phase.COMPILING  # nothing is read any more
             if newest == NO_STATE or self._version != newest:
                 with self._moving:
                     self._rest.restored(is_saved=newest == NO_STATE)
-                    self._progress.restore(self._state.load(shared.tensors, is_own=shared.is_own))
-                self._state.resume(self._progress.cursor, shared.notes)
+                    self.progress.restore(self._state.load(shared.tensors, is_own=shared.is_own))
+                self._state.resume(self.progress.cursor, shared.notes)
                 self._forget_leaves()
                 if shared.is_restored:
                     self._step = self._step.going_on_from(self._state.saved)
                     self._resume_unfinished(shared.due)
         self._is_loaded = True
-        self._records.joined(self._progress.cursor)
-        self._records.adopted()
-        self._context.page.step = self._progress.cursor.step
+        self.records.joined(self.progress.cursor)
+        self.records.adopted()
+        self._context.page.step = self.progress.cursor.step
         self._context.page.phase = Phase.COMPILING
         return self._go_on(StepEvent.CAUGHT_UP)
 
     def _resume_unfinished(self, due: Due | None) -> None:
         """Go on after a checkpoint that was made before all that belongs to its step was done."""
         if self._callback_host.cuts_epoch and not self._callback_host.is_over:
-            self._progress.cut_epoch()
-        cursor, work_plan = self._progress.cursor, self._job.work_plan
+            self.progress.cut_epoch()
+        cursor, work_plan = self.progress.cursor, self._job.work_plan
         is_whole = cursor.step == work_plan.begin or work_plan.is_save_point(cursor)
         self._saver.is_unfinished = due is not None or not is_whole
         if due is not None and self._callback_host.error is None:
             self._is_committing, self._outcome = True, _NOTHING_AGREED
-            self._callback_host.after(self._progress.repeat(due))
+            self._callback_host.after(self.progress.repeat(due))
 
     def _compute(self) -> StepEvent:
         self._rest.settle()
-        work = self._job.work_plan.next_work(self._progress.cursor)
+        work = self._job.work_plan.next_work(self.progress.cursor)
         assert work is not None
         self._transaction = self._transactions[work]
         if self._transaction.lacks_samples:
             return StepEvent.LACKING
-        self._records.transaction_began()
+        self.records.transaction_began()
         self._visit(Site.COMPUTE)
-        if not self._progress.cursor.turn:  # a callback host sees whole updates
+        if not self.progress.cursor.turn:  # a callback host sees whole updates
             self._enter_callbacks()
-            self._callback_host.before(work, self._progress.cursor)
+            self._callback_host.before(work, self.progress.cursor)
             self._context.page.enter(Activity.COMPUTE)
         owned = self._assignment.owned_by(self._membership.me)
         return self._try(
-            lambda: self._transaction.compute(self._progress.cursor.step, owned),
+            lambda: self._transaction.compute(self.progress.cursor.step, owned),
             StepEvent.COMPUTED,
         )
 
     def _gather(self) -> StepEvent:
-        cursor, owned = self._progress.cursor, self._assignment.owned_by(self._membership.me)
+        cursor, owned = self.progress.cursor, self._assignment.owned_by(self._membership.me)
         communicator = self._membership.communicator
         return self._try(
             lambda: self._transaction.gather(cursor, owned, communicator), StepEvent.GATHERED
@@ -293,10 +284,10 @@ class TrainingLoop:
             work, total = self._transaction.work, self._transaction.split(self._sum.vector)
             self._saver.hear(self._outcome)
             if work is Work.TRAIN and not self._outcome.is_finite:
-                self._ending = self._progress.refusal(total)
+                self._ending = self.progress.refusal(total)
                 if self._ending is not None:
                     return StepEvent.EXHAUSTED
-            commit = self._progress.commit(work, total)
+            commit = self.progress.commit(work, total)
             self._is_committing = True
             if commit.cursor.turn or not self._callback_host.acts_after(commit):
                 if not commit.cursor.turn:
@@ -316,7 +307,7 @@ class TrainingLoop:
 
     def _agree(self) -> StepEvent:
         page = self._context.page
-        agree_on_effects(self._membership, self._state, self._progress.cursor, page)
+        agree_on_effects(self._membership, self._state, self.progress.cursor, page)
         page.enter(Activity.APPLY)
         with page.needing_no_peer():  # the graphs of another shape may take long to trace
             return self._go_on(StepEvent.DECIDED)
@@ -324,7 +315,7 @@ class TrainingLoop:
     def _go_on(self, event: StepEvent) -> StepEvent:
         """Return ``event`` after the work that follows a commit, if nothing else comes first."""
         if self._is_committing and self._callback_host.cuts_epoch:
-            self._progress.cut_epoch()
+            self.progress.cut_epoch()
         if self._is_committing and self.is_complete and not self._callback_host.has_effects:
             self._end_stage()
         if self._callback_host.has_effects:
@@ -337,7 +328,7 @@ class TrainingLoop:
         if self._has_ended():
             return StepEvent.EXHAUSTED
         with self._moving:
-            if self._saver.has_lost(self._progress.cursor):
+            if self._saver.has_lost(self.progress.cursor):
                 self._begin_save()
         return event
 
@@ -346,7 +337,7 @@ class TrainingLoop:
             self._has_told_end = True
             if self.error is None:
                 with self._moving:
-                    self._progress.finish()
+                    self.progress.finish()
                 self._callback_host.end()
 
     def _repair(self) -> StepEvent:
@@ -363,7 +354,7 @@ class TrainingLoop:
         self._assignment = adopt(self._assignment, membership.world, membership.host_of)
         self._is_scattered = True
         times = RepairTimes(self._detected, *phases)
-        self._records.world_changed(before, times, attempts=self._repairs.attempts)
+        self.records.world_changed(before, times, attempts=self._repairs.attempts)
         self._detected = 0.0
         return StepEvent.FORMED
 
@@ -371,7 +362,7 @@ class TrainingLoop:
         """Wait for the checkpoint in flight, then make the last one, with votes but no steps."""
         self._context.page.phase = Phase.SAVING
         self._membership.together(self._saver.before_sum)
-        cursor = self._progress.cursor
+        cursor = self.progress.cursor
         can_save = self._error is None or self._job.work_plan.is_save_point(cursor)
         with self._moving:
             if self._saver.is_settled(cursor) or not (can_save or self._saver.is_busy):
@@ -388,7 +379,7 @@ class TrainingLoop:
 
     @property
     def _version(self) -> int:
-        return self._progress.cursor.version if self._is_loaded else NO_STATE
+        return self.progress.cursor.version if self._is_loaded else NO_STATE
 
     def _transaction_committed(self, agreed: Outcome) -> None:
         """Do the work after every commit: tell the agent, save if due, note a request to stop."""
@@ -403,12 +394,12 @@ class TrainingLoop:
             self._gather_again()
         self._preparation.prepare_next()
         self._repairs.attempts = 0
-        cursor, page = self._progress.cursor, self._context.page
+        cursor, page = self.progress.cursor, self._context.page
         page.phase = Phase.TRAINING
         page.commit(cursor.step)
         page.generation = self._membership.world.generation
         if self._membership.is_first:
-            self._teller.committed(now, cursor, self._clock.next_at, self._progress.of_epoch)
+            self._teller.committed(now, cursor, self._clock.next_at, self.progress.of_epoch)
         self._is_stopping = self._is_stopping or agreed.is_stop_wanted
         self._saver.prepare(lambda: self._state.tensors(cursor))
         self._saver.want(agreed)
@@ -420,8 +411,8 @@ class TrainingLoop:
     def _begin_save(self) -> None:
         if self._saver.is_busy:
             return
-        cursor = self._progress.cursor
-        self._records.flush()  # the journal is never behind a checkpoint
+        cursor = self.progress.cursor
+        self.records.flush()  # the journal is never behind a checkpoint
         # A request that comes during the copy wants a newer state than this one.
         asked, now = self._context.page.asked(RequestFlag.SAVE), time.monotonic()
         self._context.page.enter(Activity.COPY)
@@ -433,7 +424,7 @@ class TrainingLoop:
 
     def _fields(self, *, is_complete: bool | None = None) -> dict[str, object]:
         """Return the fields of a manifest's cursor that describe the state of just now."""
-        measured = self._progress.measured
+        measured = self.progress.measured
         is_complete = self.is_complete if is_complete is None else is_complete
         fields = self._state.fields(is_complete=is_complete)
         fields[STEP] = to_plain(self._step)
@@ -458,7 +449,7 @@ class TrainingLoop:
 
     def _has_ended(self) -> bool:
         """Return whether the loop ends here: no update is left or wanted, or a stop is due."""
-        cursor, work_plan = self._progress.cursor, self._job.work_plan
+        cursor, work_plan = self.progress.cursor, self._job.work_plan
         if self._ending is not None or self.is_complete:
             return True
         return self._is_stopping and work_plan.is_save_point(cursor)
@@ -478,10 +469,10 @@ class TrainingLoop:
         """Pass a fault site, by default at the step of the current update or validation."""
         if self._context.injector.is_idle:
             return
-        self._records.flush()
+        self.records.flush()
         if step is None:
-            work = self._job.work_plan.next_work(self._progress.cursor)
-            step = self._progress.cursor.step + (work is not Work.EVALUATE)
+            work = self._job.work_plan.next_work(self.progress.cursor)
+            step = self.progress.cursor.step + (work is not Work.EVALUATE)
         self._context.injector.visit(step, site)
 
 

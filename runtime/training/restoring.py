@@ -112,6 +112,8 @@ class Patience:
     """A death, or a wish to stop, is heard of after the nap."""
     least_tries: int = 3
     """For older steps, when the newest has used up the time; a stale handle needs one."""
+    clock: Callable[[], float] = witnessed_s
+    sleep: Callable[[float], None] = time.sleep
 
     def nap_s(self, worst: ReadFinding, tries: int, spent_s: float) -> float | None:
         """Return how long to wait before the next try, None to give the step up.
@@ -130,7 +132,6 @@ class Patience:
 
 
 PATIENT = Patience()
-
 
 _AGAIN = "nothing is known to be damaged: run again when the file system answers"
 _MOST_NAMED = 3
@@ -208,18 +209,6 @@ class NewestState:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """How a worker waits between two tries; tests pass a clock of their own."""
-
-    patience: Patience = PATIENT
-    clock: Callable[[], float] = witnessed_s
-    sleep: Callable[[float], None] = time.sleep
-
-
-WAITS = Waits()
-
-
-@dataclass(frozen=True, slots=True)
 class Trouble:
     """Why a worker could not read; ``seconds`` and ``tries`` are those of all workers together."""
 
@@ -256,13 +245,17 @@ class JobRestore:
     """One worker's part in restoring a job; all members of a world take theirs together."""
 
     def __init__(
-        self, context: WorkerContext, job: TrainingJob, state: TrainingState, waits: Waits = WAITS
+        self,
+        context: WorkerContext,
+        job: TrainingJob,
+        state: TrainingState,
+        patience: Patience = PATIENT,
     ) -> None:
         self._context = context
         self._job = job
         self._state = state
         self._store = context.open_store()
-        self._waits = waits
+        self._patience = patience
         self._spent_s = 0.0
         self._steps: tuple[int, ...] = ()
         self._troubles: dict[int, Trouble] = {}
@@ -373,13 +366,13 @@ class JobRestore:
         self, communicator: Communicator, what: str, attempt: Callable[[], None]
     ) -> Trouble | None:
         """Try until all workers succeed; return what is wrong if ``what`` they read is given up."""
-        patience = self._waits.patience
-        mine, before_s, began = _trouble_of(attempt), self._spent_s, self._waits.clock()
+        patience = self._patience
+        mine, before_s, began = _trouble_of(attempt), self._spent_s, patience.clock()
         for count in itertools.count(1):
             tries = self._exchange(communicator, mine)
             spent_s = tries[0].spent_s
             if count == 1:  # the first try is no waiting, however long it takes
-                began, first_s = self._waits.clock(), spent_s
+                began, first_s = patience.clock(), spent_s
             worst = max((found.trouble for found in tries), key=lambda trouble: trouble.finding)
             if worst.finding is ReadFinding.FINE:
                 self._steps = tries[0].steps
@@ -396,10 +389,10 @@ class JobRestore:
                     f"again, for {patience.whole_s:.0f} s in all"
                 )
             with self._context.page.needing_no_peer():
-                self._waits.sleep(nap_s)
+                patience.sleep(nap_s)
             if mine.finding is not ReadFinding.FINE:
                 mine = _trouble_of(attempt)
-            self._spent_s = before_s + self._waits.clock() - began
+            self._spent_s = before_s + patience.clock() - began
         return None
 
     def _exchange(self, communicator: Communicator, mine: Trouble) -> list[_Try]:

@@ -108,7 +108,7 @@ class Stages:
     """All stages that this process has begun."""
 
     def __init__(self, context: WorkerContext) -> None:
-        self._context = context
+        self.context = context
         self._membership = membership_of(context)
         self._stages = [Stage()]
         self._is_under_way = False
@@ -129,11 +129,6 @@ class Stages:
         return self._membership.world
 
     @property
-    def context(self) -> WorkerContext:
-        """The surroundings of this worker."""
-        return self._context
-
-    @property
     def stage(self) -> Stage:
         """The stage that is next, or under way."""
         return self._stages[-1]
@@ -150,9 +145,9 @@ class Stages:
         """
         self._refuse_another()
         self._is_under_way = True
-        self._context.report(TrainingBegun(self._context.config.worker, self.stage.number))
+        self.context.report(TrainingBegun(self.context.config.worker, self.stage.number))
         if self.stage.number > 1 and self.is_first:
-            self._context.config.script_record.reach(TRAININGS, self.stage.number)
+            self.context.config.script_record.reach(TRAININGS, self.stage.number)
         try:
             with during_training():
                 end = self._train(request, build, callback_host)
@@ -170,8 +165,8 @@ class Stages:
 
     def _end_at(self, step: int, *, by_error: bool) -> None:
         """Let the next stage begin at ``step``."""
-        self._context.page.phase = Phase.CONCLUDING
-        self._context.halt.resting = Nothing(
+        self.context.page.phase = Phase.CONCLUDING
+        self.context.halt.resting = Nothing(
             f"stopped after training {self.stage.number} of the script, whose end was saved at "
             f"step {step}; what the script does after it is done again",
             step,
@@ -201,22 +196,22 @@ class Stages:
         """Take note of the error that ends the training of this worker."""
         contexts.fail(error)
         if not isinstance(error, StopRequested):
-            self._context.halt.resting = Nothing("stopped after an error had ended a training")
-        page = self._context.page
+            self.context.halt.resting = Nothing("stopped after an error had ended a training")
+        page = self.context.page
         page.begin_turn(waits_for_peers=False)
         if not isinstance(error, StopRequested):
-            self._context.report(TrainingFailed(self._context.config.worker, _in_a_line(error)))
+            self.context.report(TrainingFailed(self.context.config.worker, _in_a_line(error)))
             page.phase = Phase.FAILED
 
     def _train(
         self, request: TrainingRequest, build: BuildReplica, callback_host: MakeCallbackHost
     ) -> StageEnd:
-        self._context.page.phase = Phase.STARTING  # the one before has left its script concluding
-        config = self._context.config
+        self.context.page.phase = Phase.STARTING  # the one before has left its script concluding
+        config = self.context.config
         job = describe_job(request, config, config.numerics, self._stages)
         contexts.plan(0 if job.work_plan.is_open else job.work_plan.steps)
         try:
-            replica = build(job, self._context)
+            replica = build(job, self.context)
         except JobError:
             raise
         except Exception as error:
@@ -224,13 +219,13 @@ class Stages:
                 raise _NotBegun(error) from error
             raise
         for notice in getattr(replica, "notices", ()):
-            self._context.notify(notice)
+            self.context.notify(notice)
         check_metric(job.best, replica, has_validation=job.validation is not None)
         pipelines = Pipelines(job.data, job.validation)
         state = TrainingState(replica, callback_host(replica), pipelines)
-        loop = TrainingLoop(self._context, self._membership, state, job)
+        loop = TrainingLoop(self.context, self._membership, state, job)
         cursor = loop.run()
-        self._context.page.phase = Phase.CONCLUDING
+        self.context.page.phase = Phase.CONCLUDING
         end = self._conclude(job, loop, state, cursor)
         loop.close()
         self._stages[-1] = self.stage.over(job.retention.wanted[-1], cursor.step)
@@ -241,8 +236,8 @@ class Stages:
 
         It stands where a worker that has begun it joins the others (`TrainingLoop`).
         """
-        page, membership = self._context.page, self._membership
-        repairs = RepairCount(self._context.config)
+        page, membership = self.context.page, self._membership
+        repairs = RepairCount(self.context.config)
         page.begin_turn(waits_for_peers=True)
         form: Callable[[], object] = functools.partial(membership.join, FAILED)
         while True:
@@ -260,7 +255,7 @@ class Stages:
     def _conclude(
         self, job: TrainingJob, loop: TrainingLoop, state: TrainingState, cursor: Cursor
     ) -> StageEnd:
-        context = self._context
+        context = self.context
         if not loop.is_complete:
             stopped = WorkerStopped(context.config.worker, cursor.step)
             loop.records.note(stopped)
@@ -289,7 +284,7 @@ class Stages:
 
     def _tell(self, job: TrainingJob, loop: TrainingLoop, end: StageEnd) -> None:
         completed = WorkerCompleted(
-            self._context.config.worker,
+            self.context.config.worker,
             end.cursor.step,
             end.sha256,
             epochs=job.work_plan.epochs,
@@ -299,7 +294,7 @@ class Stages:
         )
         # The head records it too, because rank 0 may die before it records.
         loop.records.note(completed)
-        self._context.report(replace(completed, is_first=end.is_first))
+        self.context.report(replace(completed, is_first=end.is_first))
 
 
 def membership_of(context: WorkerContext) -> Membership:

@@ -31,7 +31,7 @@ from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Alone
 from holdfast.runtime.training.job_state import TrainingState
-from holdfast.runtime.training.restoring import WAITS, JobRestore, Waits
+from holdfast.runtime.training.restoring import JobRestore, Patience
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -81,8 +81,8 @@ class Clock:
         self._on_nap()
 
     @property
-    def waits(self) -> Waits:
-        return Waits(WAITS.patience, self.now, self.sleep)
+    def patience(self) -> Patience:
+        return Patience(clock=self.now, sleep=self.sleep)
 
 
 class Run:
@@ -138,7 +138,7 @@ class Run:
             self.contexts[communicator.rank] = context
             try:
                 state = TrainingState(replica, Alone())
-                restore = JobRestore(context, self.job, state, clock.waits)
+                restore = JobRestore(context, self.job, state, clock.patience)
                 restored = restore.run(communicator, Cursor.start(1))
             except WorldBroken:
                 return None

@@ -12,7 +12,7 @@ from holdfast.recovery.schedule import (
     Schedule,
 )
 from holdfast.runtime.run.checkpoint_events import SaveInterval
-from holdfast.runtime.saving.save_clock import SaveClock
+from holdfast.runtime.saving.plan import SaveClock
 
 
 class Training:

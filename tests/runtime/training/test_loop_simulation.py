@@ -37,7 +37,7 @@ from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.data.source import forward
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.saving.save_clock import SaveClock
+from holdfast.runtime.saving.plan import SaveClock
 from holdfast.runtime.system.worker_status import RequestFlag
 
 pytestmark = pytest.mark.usefixtures("one_core")

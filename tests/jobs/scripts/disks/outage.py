@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.runtime.training.restoring import WAITS, Patience
+from holdfast.runtime.training.restoring import PATIENT
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "02_custom_replica.py"
 RANK = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
@@ -37,5 +37,6 @@ def open_read(files: LocalFileSystem, path: Path) -> int:
 
 
 LocalFileSystem.open_read = open_read  # type: ignore[method-assign]
-object.__setattr__(WAITS, "patience", Patience(options.patience, longest_nap_s=0.5))
+object.__setattr__(PATIENT, "whole_s", options.patience)
+object.__setattr__(PATIENT, "longest_nap_s", 0.5)
 runpy.run_path(str(EXAMPLE), run_name="__main__")
