@@ -180,7 +180,7 @@ class Guard:
             options=JobOptions(Path("bench"), run_dir, workers=len(workers)),
         )
         path = RunDirectory(run_dir).journal_path
-        journal = Journal(path, run_id=config.run_id, source=f"worker {config.worker}")
+        journal = Journal(path, run_id=config.record.run_id, source=f"worker {config.worker}")
         self._page = WorkerStatus.create()
         injector = injector_of(config, journal)
         context = WorkerContext(

@@ -27,12 +27,14 @@ EVENTS: dict[str, type[Event]] = {}
 class Event:
     """Something that has happened.
 
-    The keywords of a subclass are its ``name`` in the journal (none if it is not recorded), whether
-    people are told of it (they are not if the status shows it anyway), the field of the report that
-    lists all of its kind, and the fields that the report leaves out.
+    The keywords of a subclass are its ``name`` in the journal (none if it is not recorded), its
+    ``sentence``, with fields in braces, whether people are told of it (they are not if the status
+    shows it anyway), the field of the report that lists all of its kind, and the fields that the
+    report leaves out.
     """
 
     NAME: ClassVar[str] = ""
+    SENTENCE: ClassVar[str] = ""
     IS_TOLD: ClassVar[bool] = True
     LISTED: ClassVar[str | None] = None
     HIDDEN: ClassVar[frozenset[str]] = frozenset()
@@ -41,11 +43,12 @@ class Event:
         cls,
         *,
         name: str = "",
+        sentence: str = "",
         is_told: bool = True,
         listed: str | None = None,
         hidden: Iterable[str] = (),
     ) -> None:
-        cls.NAME, cls.IS_TOLD = name, is_told
+        cls.NAME, cls.SENTENCE, cls.IS_TOLD = name, sentence, is_told
         cls.LISTED, cls.HIDDEN = listed, frozenset(hidden)
         if name:
             EVENTS[name] = cls
@@ -59,7 +62,7 @@ class Event:
 
     def describe(self) -> str:
         """Return the event in a sentence; that of a class without one is its text."""
-        return str(getattr(self, "text", ""))
+        return self.SENTENCE.format_map(vars(self)) or str(getattr(self, "text", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ class WorkerFailed(Event):
 
 
 @dataclass(frozen=True)
-class WorkerCompleted(Event, name="completed"):
+class WorkerCompleted(Event, name="completed", sentence="completed step {step}"):
     """A worker has trained to the end, or its script's ``error`` has ended the training.
 
     The rest of its script is still to be done.  ``is_first`` marks the one worker that was told to
@@ -153,9 +156,6 @@ class WorkerCompleted(Event, name="completed"):
     validation: Mapping[str, float] | None = None
     error: str | None = None
     generation: int | None = None
-
-    def describe(self) -> str:
-        return f"completed step {self.step}"
 
 
 @dataclass(frozen=True)
@@ -266,14 +266,13 @@ class HostLost(Event, name="host_lost"):
 
 
 @dataclass(frozen=True)
-class HostBack(Event, name="host_back"):
+class HostBack(
+    Event, name="host_back", sentence="host {host} is back, and takes workers of the next launch"
+):
     """A host that was lost answers again, and takes workers of the next launch."""
 
     host: str
     slots: int | None = None
-
-    def describe(self) -> str:
-        return f"host {self.host} is back, and takes workers of the next launch"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from holdfast.checkpoint.errors import (
     StorageFailed,
 )
 from holdfast.checkpoint.names import step_name
-from holdfast.checkpoint.repair import CountBytes, MendResult, StepCheck, mend_step, verify_step
+from holdfast.checkpoint.repair import CountBytes, StepCheck, mend_step, verify_step
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.commands.command import PATH, Documented, run_dir_argument
 from holdfast.runtime.commands.terminal import ByteProgress
@@ -66,18 +66,13 @@ class StoredRun:
             kind = RunUnreadable if error.errno in TRANSIENT else UsageError
             raise kind(str(error)) from error
         if not steps:
-            raise UsageError(f"{self.path} holds no checkpoint: {self._why_none()}")
+            why = "its run has saved none yet"
+            journal = JournalReader(RunDirectory(self.path).journal_path, tail_bytes=TAIL_BYTES)
+            with contextlib.suppress(OSError):
+                if saved := last_of(entries_of(journal.read()), Checkpoint):
+                    why = f"its journal knows of step {saved.event.step}, which was removed"
+            raise UsageError(f"{self.path} holds no checkpoint: {why}")
         return steps
-
-    def _why_none(self) -> str:
-        directory = RunDirectory(self.path)
-        reader = JournalReader(directory.journal_path, tail_bytes=TAIL_BYTES)
-        saved = None
-        with contextlib.suppress(OSError):
-            saved = last_of(entries_of(reader.read()), Checkpoint)
-        if saved is None:
-            return "its run has saved none yet"
-        return f"its journal knows of step {saved.event.step}, which was removed"
 
     def step(self, wanted: int | None) -> int:
         """Return ``wanted`` if the run has that step; None means the newest step.
@@ -127,19 +122,15 @@ def verify(run_dir: Path, step: int | None, *, all_steps: bool) -> None:
 
 def _tell(run: StoredRun, step: int, bar: CountBytes) -> StepCheck:
     verdict = verify_step(run.store, step, run_id=run.run_id, progress=bar)
-    if not verdict.is_valid and not verdict.is_unread and step not in run.store.steps():
-        click.echo(f"step {step}: removed meanwhile")  # by the job, which keeps the newest ones
-        return StepCheck(step, 0)
-    click.echo(f"step {step}: {_verdict_in_words(verdict)}")
-    return verdict
-
-
-def _verdict_in_words(verdict: StepCheck) -> str:
+    words = f"valid, {progress.memory(verdict.nbytes)}"
     if verdict.is_unread:
-        return f"could not be read, and is not known to be damaged: {verdict.reason}"
-    if not verdict.is_valid:
-        return f"not valid: {verdict.reason}"
-    return f"valid, {progress.memory(verdict.nbytes)}"
+        words = f"could not be read, and is not known to be damaged: {verdict.reason}"
+    elif not verdict.is_valid:
+        words = f"not valid: {verdict.reason}"
+        if step not in run.store.steps():  # the job keeps the newest ones
+            verdict, words = StepCheck(step, 0), "removed meanwhile"
+    click.echo(f"step {step}: {words}")
+    return verdict
 
 
 def _total(run: StoredRun, steps: tuple[int, ...]) -> int:
@@ -203,13 +194,11 @@ def _mend_one(run: StoredRun, other: StoredRun, step: int, bar: CountBytes) -> b
     except CheckpointError as error:
         click.echo(f"step {step}: not mended: {error}")
         return False
-    click.echo(f"step {step}: {_result_in_words(result, other.path)}")
+    words = "whole, nothing to do"
+    if result.fault is not None:
+        files = ", ".join(result.files)
+        source = f"{files} from {other.path}" if files else "by what was aside"
+        aside = f"; the damaged one is now {result.bad_name}" if result.bad_name else ""
+        words = f"mended and verified, {source}{aside}; it had: {result.fault}"
+    click.echo(f"step {step}: {words}")
     return True
-
-
-def _result_in_words(result: MendResult, other_dir: Path) -> str:
-    if result.fault is None:
-        return "whole, nothing to do"
-    source = f"{', '.join(result.files)} from {other_dir}" if result.files else "by what was aside"
-    aside = f"; the damaged one is now {result.bad_name}" if result.bad_name else ""
-    return f"mended and verified, {source}{aside}; it had: {result.fault}"

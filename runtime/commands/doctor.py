@@ -60,6 +60,7 @@ from holdfast.runtime.system.own_process import (
 _UNTRIED = (
     "InfiniBand and Slingshot (btl uct or ofi) were at hand on no machine of holdfast's tests"
 )
+_TOLD_CLOCK_S = 2.0
 _IMPORT_TIMEOUT_S = 120.0
 """TensorFlow takes three seconds from a warm disk, and much longer from a cold network one."""
 
@@ -117,13 +118,8 @@ def _examine(options: JobOptions, mpiexec: Path | None) -> Iterator[Diagnosis]:
     else:
         yield Diagnosis("run directory", f"{directory.path} is writable")
         if options.hosts:
-            yield from _examine_hosts(options, mpiexec)
-
-
-def _examine_hosts(options: JobOptions, mpiexec: Path | None) -> Iterator[Diagnosis]:
-    """Yield what is found of other hosts, if there is an MPI for them."""
-    with contextlib.suppress(JobError):  # it was told
-        yield from examine_hosts(options, identify(find_mpiexec(mpiexec)))
+            with contextlib.suppress(JobError):  # there is no MPI for them, which was told
+                yield from examine_hosts(options, identify(find_mpiexec(mpiexec)))
 
 
 def _examine_mpi(options: JobOptions, mpiexec: Path | None) -> Iterator[Diagnosis]:
@@ -208,9 +204,6 @@ def _import_alone(program: str) -> tuple[str, str]:
         return answer.stdout.strip(), ""
     complaint = answer.stderr.strip().rpartition("\n")[2]
     return "", complaint or f"its import ended with {answer.returncode}"
-
-
-_TOLD_CLOCK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,13 +90,21 @@ def export(
 
 
 def _source(text: str | None, sizes: str | None) -> ModelSource | None:
+    """Return the source that ``script.py:function`` or ``script.py`` names, with its input."""
     if text is None:
         return None
     try:
         shape = None if sizes is None else tuple(int(size) for size in sizes.split(",") if size)
     except ValueError as error:
         raise UsageError(f"--input-shape is {sizes!r}; give sizes, as in 28,28,1") from error
-    return ModelSource.parse(text, shape)
+    script, colon, function = text.rpartition(":")
+    if not colon:
+        script, function = text, ""
+    elif not function.isidentifier():
+        raise UsageError(f"--model is {text!r}; give it as script.py:function")
+    if not Path(script).is_file():
+        raise UsageError(f"{script} does not exist; give --model as script.py:function")
+    return ModelSource(Path(script), function or None, shape)
 
 
 def export_state(
@@ -188,22 +196,6 @@ class ModelSource:
     script: Path
     function: str | None = None
     input_shape: tuple[int, ...] | None = None
-
-    @staticmethod
-    def parse(text: str, input_shape: tuple[int, ...] | None = None) -> ModelSource:
-        """Return the source that ``script.py:function`` or ``script.py`` names.
-
-        Raises:
-            UsageError: the text is not of that form, or the script does not exist.
-        """
-        script, colon, function = text.rpartition(":")
-        if not colon:
-            script, function = text, ""
-        elif not function.isidentifier():
-            raise UsageError(f"--model is {text!r}; give it as script.py:function")
-        if not Path(script).is_file():
-            raise UsageError(f"{script} does not exist; give --model as script.py:function")
-        return ModelSource(Path(script), function or None, input_shape)
 
     def __str__(self) -> str:
         return str(self.script) if self.function is None else f"{self.script}:{self.function}"

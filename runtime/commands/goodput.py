@@ -139,8 +139,8 @@ def goodput_of(entries: Entries, now_s: float | None = None) -> Goodput | None:
             redone_from = min([redone_from, *(entry.event.first for entry in _committed(job))])
     if now_s is not None and not lengths[Bucket.ENDING.label]:
         del lengths[Bucket.ENDING.label]  # the job has no end yet
-    parts = {name: seconds(length) for name, length in lengths.items()}
-    return Goodput(seconds(sum(lengths.values())), parts, len(jobs)) if jobs else None
+    parts = {name: length / _NS for name, length in lengths.items()}
+    return Goodput(sum(lengths.values()) / _NS, parts, len(jobs)) if jobs else None
 
 
 def jobs_of(entries: Entries) -> list[Entries]:
@@ -209,11 +209,6 @@ def buckets_of(spans: Sequence[Span]) -> dict[Bucket, int]:
     for span in spans:
         lengths[span.bucket] += span.end - span.begin
     return lengths
-
-
-def seconds(nanoseconds: int) -> float:
-    """Return nanoseconds as seconds."""
-    return nanoseconds / _NS
 
 
 class _Marks:

@@ -28,7 +28,6 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST_NAME, step_name
 from holdfast.checkpoint.repair import StepCheck, verify_step
 from holdfast.checkpoint.scan import Comparison, Difference, OpenedStep, compare_steps
-from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import TensorSpec
 from holdfast.runtime.commands.checkpoints import StoredRun
 from holdfast.runtime.commands.command import Documented, run_dir_argument
@@ -69,15 +68,18 @@ def inspect(
             raise UsageError("--diff and --step exclude each other; give one of them")
         compared = compare_steps(*(_open(run_dir, text) for text in diff))
         if shown["as_json"]:
-            click.echo(comparison_json(compared))
-        else:
-            _print_comparison(compared, diff, console)
+            click.echo(_comparison_json(compared))
+            return
+        for difference in compared.differences:  # a name has its own line, and can be copied whole
+            words = _difference(difference, diff)
+            console.print(f"{difference.name}\n    {words}", markup=False)
+        console.print(f"{compared.same} tensors are the same, {len(compared.differences)} are not")
         return
     run = StoredRun.open(run_dir)
     wanted = run.step(step)
-    found = inspect_run(run, wanted)
+    found = _inspect(run, wanted)
     if shown["as_json"]:
-        click.echo(inspection_json(found))
+        click.echo(_inspection_json(found))
     else:
         _print(found, console, is_full=shown["full"])
     if found.manifest is None:
@@ -126,8 +128,8 @@ def _facts(found: Inspection, manifest: Manifest, *, is_full: bool) -> Table:
     stored = {"cursor": manifest.cursor, "numerics": manifest.numerics} if is_full else {}
     rows = (
         ("step", str(manifest.step)),
-        ("training", training_of(manifest)),
-        ("contents", contents_of(manifest)),
+        ("training", _training(manifest)),
+        ("contents", _contents(manifest)),
         ("sound", _soundness(found, manifest)),
         ("files", progress.count(manifest.writers, "shard")),
         ("run", f"{manifest.run_id}, saved by generation {manifest.generation}"),
@@ -184,12 +186,6 @@ def _describe(spec: TensorSpec | None) -> str:
     return f"{spec.dtype}{list(spec.shape)}  {progress.memory(spec.nbytes)}"
 
 
-def _print_comparison(found: Comparison, names: tuple[str, str], console: Console) -> None:
-    for difference in found.differences:  # a name has its own line, and can be copied whole
-        console.print(f"{difference.name}\n    {_difference(difference, names)}", markup=False)
-    console.print(f"{found.same} tensors are the same, {len(found.differences)} are not")
-
-
 def _difference(difference: Difference, names: tuple[str, str]) -> str:
     spec, largest = difference.left, difference.largest
     if difference.elements is None or spec is None:
@@ -222,19 +218,6 @@ class StepSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """The position of a step in the samples: whole epochs, and updates of the next epoch."""
-
-    epochs: int
-    updates: int
-    updates_per_epoch: int
-
-    def __str__(self) -> str:
-        begun = f", {self.updates} of {self.updates_per_epoch} updates of the next"
-        return f"epochs complete: {self.epochs}{begun if self.updates else ''}"
-
-
-@dataclass(frozen=True, slots=True)
 class Inspection:
     """The steps of a run, newest first, other names beside them, and one step in full."""
 
@@ -246,7 +229,7 @@ class Inspection:
     """Whether the bytes of that step are as they were saved; None if they were not read."""
 
 
-def inspect_run(run: StoredRun, step: int) -> Inspection:
+def _inspect(run: StoredRun, step: int) -> Inspection:
     """Look at all steps of a run and, if its manifest is valid, at one of them in full."""
     steps = run.steps()
     names = {step_name(known) for known in steps}
@@ -254,26 +237,25 @@ def inspect_run(run: StoredRun, step: int) -> Inspection:
     manifest = None
     with contextlib.suppress(CheckpointInvalid):
         manifest = run.store.scan(step).manifest_alone()
-    summaries = tuple(_summary(run, known) for known in steps)
+    summaries = {known: _summary(run, known) for known in steps}
     check = None
     if manifest is not None and manifest.nbytes <= _READ_AT_ONCE_BYTES:
         check = verify_step(run.store, step, run_id=run.run_id)
     if check is not None and not check.is_valid and not check.is_unread:
-        summaries = tuple(
-            dataclasses.replace(found, damage=found.damage or check.reason)
-            if found.step == step
-            else found
-            for found in summaries
-        )
-    return Inspection(run.run_id, summaries, others, manifest, check)
+        damage = summaries[step].damage or check.reason
+        summaries[step] = dataclasses.replace(summaries[step], damage=damage)
+    return Inspection(run.run_id, tuple(summaries.values()), others, manifest, check)
 
 
-def training_of(manifest: Manifest) -> str:
+def _training(manifest: Manifest) -> str:
     """Return how far the training had come at a step, in words."""
     epoch = manifest.cursor.get("epoch")
     if not isinstance(epoch, dict) or not isinstance(epoch.get("step"), int):
         position = position_of(manifest.cursor)
-        return "-" if position is None else str(position)
+        if position is None:
+            return "-"
+        begun = ", {updates} of {updates_per_epoch} updates of the next".format_map(position)
+        return f"epochs complete: {position['epochs']}{begun if position['updates'] else ''}"
     more = manifest.step - epoch["step"]
     begun = f", {progress.count(more, 'update')} of the next" if more > 0 else ""
     values = epoch.get("metrics")
@@ -281,7 +263,7 @@ def training_of(manifest: Manifest) -> str:
     return f"epoch {epoch.get('number')} complete{begun}{f'; {told}' if told else ''}"
 
 
-def contents_of(manifest: Manifest) -> str:
+def _contents(manifest: Manifest) -> str:
     """Return what a step holds, in words: tensors and bytes below each first part of a name."""
     parts: dict[str, list[int]] = {}
     for spec in manifest.specs:
@@ -293,31 +275,30 @@ def contents_of(manifest: Manifest) -> str:
     )
 
 
-def position_of(cursor: Mapping[str, object]) -> Position | None:
-    """Return the position of a manifest's cursor, None if the cursor does not tell it."""
+def position_of(cursor: Mapping[str, object]) -> dict[str, int] | None:
+    """Return whole epochs and updates of the next, None if a manifest's cursor does not tell it."""
     step, samples, batch = (cursor.get(name) for name in ("step", "samples", "global batch"))
     if not (isinstance(step, int) and isinstance(samples, int) and isinstance(batch, int)):
         return None
     if min(samples, batch) < 1:
         return None
     length = -(-samples // batch)
-    return Position(step // length, step % length, length)
+    return {"epochs": step // length, "updates": step % length, "updates_per_epoch": length}
 
 
-def inspection_json(found: Inspection) -> str:
-    """Return an inspection as one JSON object."""
+def _inspection_json(found: Inspection) -> str:
     manifest = found.manifest
     document = {
         "run_id": found.run_id,
         "steps": [dataclasses.asdict(summary) for summary in found.steps],
         "others": found.others,
-        "step": None if manifest is None else _manifest_json(manifest),
+        "step": manifest and _manifest_json(manifest),
         "sound": None if found.check is None or found.check.is_unread else found.check.is_valid,
     }
     return json.dumps(document, indent=2)
 
 
-def comparison_json(found: Comparison) -> str:
+def _comparison_json(found: Comparison) -> str:
     """Return a comparison as one JSON object; numbers that JSON lacks become texts."""
     document = {
         "is_same": not found.differences,
@@ -328,7 +309,10 @@ def comparison_json(found: Comparison) -> str:
 
 
 def _summary(run: StoredRun, step: int) -> StepSummary:
-    nbytes = shards = damage = unread = None
+    nbytes = shards = damage = unread = completed = None
+    with contextlib.suppress(OSError):  # the last file to be written before the step is visible
+        path = run.store.directory / step_name(step) / MANIFEST_NAME
+        completed = path.stat().st_mtime
     try:
         scan = run.store.scan(step)
         manifest = scan.manifest_alone()
@@ -339,26 +323,17 @@ def _summary(run: StoredRun, step: int) -> StepSummary:
         unread = error.reason
     except CheckpointInvalid as error:
         damage = error.reason
-    return StepSummary(step, nbytes, shards, _completed(run.store, step), damage, unread)
-
-
-def _completed(store: CheckpointStore, step: int) -> float | None:
-    """Return the time of the manifest, the last file to be written before the step is visible."""
-    try:
-        return (store.directory / step_name(step) / MANIFEST_NAME).stat().st_mtime
-    except OSError:
-        return None
+    return StepSummary(step, nbytes, shards, completed, damage, unread)
 
 
 def _manifest_json(manifest: Manifest) -> dict[str, Any]:
-    position = position_of(manifest.cursor)
     return {
         "step": manifest.step,
         "generation": manifest.generation,
         "bytes": manifest.nbytes,
         "shards": manifest.writers,
         "cursor": manifest.cursor,
-        "position": None if position is None else dataclasses.asdict(position),
+        "position": position_of(manifest.cursor),
         "numerics": manifest.numerics,
         "tensors": [
             _spec_json(tensor.spec) | {"pieces": len(tensor.pieces)} for tensor in manifest.tensors
@@ -371,17 +346,12 @@ def _difference_json(difference: Difference) -> dict[str, Any]:
     is_plain = largest is None or math.isfinite(largest)
     return {
         "name": difference.name,
-        "left": None if difference.left is None else _spec_json(difference.left),
-        "right": None if difference.right is None else _spec_json(difference.right),
+        "left": difference.left and _spec_json(difference.left),
+        "right": difference.right and _spec_json(difference.right),
         "elements": difference.elements,
         "largest": largest if is_plain else str(largest),
     }
 
 
 def _spec_json(spec: TensorSpec) -> dict[str, Any]:
-    return {
-        "name": spec.name,
-        "dtype": spec.dtype,
-        "shape": spec.shape,
-        "bytes": spec.nbytes,
-    }
+    return {**dataclasses.asdict(spec), "bytes": spec.nbytes}

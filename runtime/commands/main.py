@@ -156,7 +156,9 @@ def _exit_code_of(argv: list[str] | None) -> int:
     except JobError as error:
         return _fail(str(error), error.exit_code)
     except CheckpointError as error:
-        return _fail(str(error), _code_of(error))
+        is_call = isinstance(error, StorageFailed) and error.errno in TRANSIENT
+        is_unread = is_call or isinstance(error, CheckpointUnreadable)  # just now
+        return _fail(str(error), ExitCode.STOPPED_EARLY if is_unread else ExitCode.PROGRAM_FAILED)
     except click.ClickException as error:
         return _fail(_message_of(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -166,16 +168,10 @@ def _exit_code_of(argv: list[str] | None) -> int:
         failure = _forget_unwritable(sys.stdout, "\n")
         if failure is None:
             raise
-        return _fail_to_print(failure)
+        text = f"stdout takes nothing: {failure.strerror}; send the output to another place"
+        has_no_reader = isinstance(failure, BrokenPipeError)  # as with `head`: nobody would hear it
+        return ExitCode.PROGRAM_FAILED if has_no_reader else _fail(text, ExitCode.PROGRAM_FAILED)
     return result if isinstance(result, int) else ExitCode.DONE
-
-
-def _code_of(error: CheckpointError) -> ExitCode:
-    """Return the exit code of a failing checkpoint: of one that cannot be read just now, 75."""
-    is_failing_call = isinstance(error, StorageFailed) and error.errno in TRANSIENT
-    if isinstance(error, CheckpointUnreadable) or is_failing_call:
-        return ExitCode.STOPPED_EARLY
-    return ExitCode.PROGRAM_FAILED
 
 
 def _message_of(error: click.ClickException) -> str:
@@ -205,15 +201,9 @@ def _options_from_file(context: click.Context, path: Path) -> dict[str, dict[str
             reason = removal_of(name) or f"there is no such command; commands are {commands}"
             raise UsageError(f"{path} has a heading [{name}], but {reason}")
         if name == context.invoked_subcommand:  # a slip in one table stops no other command
-            refuse_unknown(path, name, table, _known_keys(name, command))
+            known = keys_of(name) if name == RUN else sorted(_parameters(command))
+            refuse_unknown(path, name, table, known)
     return tables
-
-
-def _known_keys(name: str, command: click.Command) -> list[str]:
-    """Return the names that the table of a command may hold."""
-    if name == RUN:
-        return keys_of(name)
-    return sorted(_parameters(command))
 
 
 def _parameters(command: click.Command) -> dict[str, str]:
@@ -237,16 +227,6 @@ def _fail(sentence: str, exit_code: int) -> int:
     with contextlib.suppress(OSError):  # the exit code tells where stderr takes nothing
         click.echo(f"holdfast: error: {one_line}", err=True)
     return exit_code
-
-
-def _fail_to_print(failure: OSError) -> int:
-    """Say that stdout is full; a reader that has gone, such as ``head``, wants to hear nothing."""
-    if isinstance(failure, BrokenPipeError):
-        return ExitCode.PROGRAM_FAILED
-    return _fail(
-        f"stdout takes nothing: {failure.strerror}; send the output to another place",
-        ExitCode.PROGRAM_FAILED,
-    )
 
 
 def _forget_unwritable(stream: TextIO | None, text: str = "") -> OSError | None:

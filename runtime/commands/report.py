@@ -77,15 +77,11 @@ def report(
     if as_json:
         click.echo(to_json(run.report))
     if page is not None:
-        _write_page(run, page)
+        path = RunDirectory(run.path).page_path if page == _IN_RUN_DIR else Path(page)
+        write_page(path, page_of(run, f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"))
+        click.echo(f"wrote {path} ({progress.memory(path.stat().st_size)}): open it in a browser")
     elif not as_json:
         _print(run, output())
-
-
-def _write_page(run: ReportedRun, name: str) -> None:
-    path = RunDirectory(run.path).page_path if name == _IN_RUN_DIR else Path(name)
-    write_page(path, page_of(run, f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"))
-    click.echo(f"wrote {path} ({progress.memory(path.stat().st_size)}): open it in a browser")
 
 
 def _write_trace(run: ReportedRun, path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.recovery.event import Event, WorkerExited, WorkInHand
+from holdfast.recovery.event import Event, WorkerExited
 from holdfast.runtime.commands.goodput import Entries, newest_job
 from holdfast.runtime.commands.living_job import JobSocket, Life, ending_of, find_life
 from holdfast.runtime.commands.summary import EpochReport, Report, summarize
@@ -183,8 +183,11 @@ def describe_time(failure: WorkerExited) -> str:
 def describe_evidence(failure: WorkerExited) -> list[str]:
     """Return what is known of a death beside its cause, in lines; none if nothing is."""
     lines: list[str] = []
-    if failure.samples:
-        lines += ["computing", f"  {_describe_work(failure.samples)}"]
+    if work := failure.samples:
+        kind, shown = "validation " * work.is_validation, work.ids[:_MOST_SAMPLES]
+        left = work.count - len(shown)
+        ids = ", ".join(map(str, shown)) + (f" and {left} more" if left else "")
+        lines += ["computing", f"  microbatch {work.microbatch}, {kind}samples {ids}"]
     if failure.traceback:
         lines += [f"  {line}" for line in failure.traceback.splitlines()]
     if failure.stacks:
@@ -192,12 +195,3 @@ def describe_evidence(failure: WorkerExited) -> list[str]:
     if failure.stderr:
         lines += ["last lines of stderr", *(f"  {line}" for line in failure.stderr)]
     return lines
-
-
-def _describe_work(samples: WorkInHand) -> str:
-    """Return a microbatch and its samples in words."""
-    of = "validation samples" if samples.is_validation else "samples"
-    shown = samples.ids[:_MOST_SAMPLES]
-    left = samples.count - len(shown)
-    ids = ", ".join(map(str, shown)) + (f" and {left} more" if left else "")
-    return f"microbatch {samples.microbatch}, {of} {ids}"

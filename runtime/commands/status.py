@@ -98,7 +98,7 @@ def _facts(found: JobStatus, console: Console) -> Table:
     rows = (
         ("run", found.run_id or "-"),
         ("job", _job(found)),
-        ("command", _command(found)),
+        ("command", "" if found.pid is None else f"pid {found.pid}: {found.command or '-'}"),
         ("state", found.outcome),
         ("progress", _progress(found)),
         ("waiting", _waiting(found)),
@@ -121,13 +121,6 @@ def _job(found: JobStatus) -> str:
         return f"{script}, launched on {launched}"
     of = "" if living == found.launched else f"{living} of "
     return f"{script} on {of}{launched}"
-
-
-def _command(found: JobStatus) -> str:
-    """Return what a user has started, with its pid: a kill of that one ends the job in order."""
-    if found.pid is None:
-        return ""
-    return f"pid {found.pid}: {found.command or '-'}"
 
 
 def _progress(found: JobStatus) -> str:

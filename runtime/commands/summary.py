@@ -50,6 +50,8 @@ from holdfast.runtime.run.events import (
     death_counts,
 )
 
+_NO_PROOF = EpochLedger(samples=0)
+
 
 def summarize(entries: Entries) -> Report:
     """Return the report of a run from all lines of its journal, in their order."""
@@ -58,9 +60,14 @@ def summarize(entries: Entries) -> Report:
     completed = last_of(entries, WorkerCompleted)
     ended = last_of(jobs[-1], JobEnded) if jobs else None
     goodput = goodput_of(entries) if jobs else None
+    deaths = [entry.event for entry in of(entries, WorkerExited)]
     computed = {
         "failures": tuple(_failures(entries)),
-        "recoveries": tuple(recovery for job in jobs for recovery in _recoveries(job)),
+        "recoveries": tuple(
+            replace(one.event, since_failure_ms=_since_failure_ms(job, one.event))
+            for job in jobs
+            for one in of(job, Recovery)
+        ),
         "relaunches": tuple(relaunch for job in jobs for relaunch in _relaunches(job)),
     }
     return Report(
@@ -72,7 +79,7 @@ def summarize(entries: Entries) -> Report:
         samples=_count_samples(steps, epochs),
         epochs=epochs,
         metrics=_final_metrics(completed and completed.event, epochs),
-        death_counts=_death_counts(entries),
+        death_counts=death_counts((one.host, one.cause) for one in deaths if not one.collateral),
         skipped_checkpoints=len(of(entries, CheckpointSkipped)),
         jobs=len(jobs),
         wall_s=sum(_duration(job) for job in jobs),
@@ -94,12 +101,6 @@ def _listed(entries: Entries) -> dict[str, Any]:
         if entry.event.LISTED is not None:
             found[entry.event.LISTED].append(entry.event)
     return {name: tuple(events) for name, events in found.items()}
-
-
-def _death_counts(entries: Entries) -> tuple[str, ...]:
-    """Return the deaths by host and cause, without those that were killed with others."""
-    failures = [entry.event for entry in of(entries, WorkerExited)]
-    return death_counts((death.host, death.cause) for death in failures if not death.collateral)
 
 
 def _duration(job: Entries) -> float:
@@ -129,7 +130,9 @@ def _what_counts(entries: Entries) -> tuple[list[Step], tuple[EpochReport, ...]]
                 steps.append(step)
             case Epoch() as epoch:
                 epochs = [before for before in epochs if before.epoch < epoch.epoch]
-                epochs.append(EpochReport.of(epoch))
+                proof, values = epoch.ledger or _NO_PROOF, (epoch.metrics, epoch.validation)
+                told = (epoch.epoch, epoch.step, proof.samples, proof.exact)
+                epochs.append(EpochReport(*told, *(one or {} for one in values), epoch.seconds))
     _roll_back(steps, epochs, restored)
     return steps, tuple(epochs)
 
@@ -188,12 +191,6 @@ def _lost_lines(job: Entries) -> int:
     counts = [entry.event.lines for entry in of(job, OutputDropped)]
     ends = [after < count for count, after in itertools.pairwise([*counts, 0])]
     return sum(itertools.compress(counts, ends))
-
-
-def _recoveries(job: Entries) -> Iterable[Recovery]:
-    for entry in of(job, Recovery):
-        since_ms = _since_failure_ms(job, entry.event)
-        yield replace(entry.event, since_failure_ms=since_ms)
 
 
 def _since_failure_ms(job: Entries, recovery: Recovery) -> float | None:
@@ -255,23 +252,9 @@ class EpochReport:
     step: int
     samples: int
     exact: bool
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    validation: Mapping[str, float] = field(default_factory=dict)
-    seconds: float | None = None
-
-    @staticmethod
-    def of(epoch: Epoch) -> EpochReport:
-        """Return the end of an epoch as the report has it."""
-        ledger = epoch.ledger or EpochLedger(samples=0)
-        return EpochReport(
-            epoch=epoch.epoch,
-            step=epoch.step,
-            samples=ledger.samples,
-            exact=ledger.exact,
-            metrics=epoch.metrics or {},
-            validation=epoch.validation or {},
-            seconds=epoch.seconds,
-        )
+    metrics: Mapping[str, float]
+    validation: Mapping[str, float]
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +273,7 @@ class Report:
     epochs: tuple[EpochReport, ...]
     metrics: dict[str, float]
     death_counts: tuple[str, ...]
-    """How many deaths have which cause on which host."""
+    """How many deaths have which cause on which host, but for workers killed with others."""
     skipped_checkpoints: int
     jobs: int
     wall_s: float

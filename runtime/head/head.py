@@ -122,7 +122,7 @@ class Head:
             now=time.monotonic(),
             pid=os.getpid(),
             client=None if self._client is None else self._client.pid,
-            run_dir=None if job is None else str(job.job.config.run_dir),
+            run_dir=None if job is None else str(job.job.config.options.run_dir),
             launched=0 if order is None else len(order.config.workers),
             seen=self._agent.launch.describe(),
         )

@@ -210,7 +210,7 @@ class JobHosts:
         from holdfast.runtime.hosts.host_facts import Question
 
         config = self._job.config
-        lease, script = RunDirectory(config.run_dir).lease_path, config.options.script
+        lease, script = RunDirectory(config.options.run_dir).lease_path, config.options.script
         return Question(logical_directory(), script, lease, config.lease_token, self._job.mpiexec)
 
     def _examine(self, name: str, answer: Message) -> str:

@@ -58,7 +58,7 @@ class RunLink:
         self._tell: Callable[[RunWarning | RunLost], None] = lambda told: None
         self._run_id = job.config.record.run_id
         config = job.config
-        self._opening = OpenRun(config.run_dir, config.record, config.options.metrics_file)
+        self._opening = OpenRun(config.options.run_dir, config.record, config.options.metrics_file)
         self._lease = lease
         self._channel: Channel | None = None
         self._has_answered = False

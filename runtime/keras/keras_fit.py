@@ -177,7 +177,7 @@ def _turn(lock: Path) -> Iterator[None]:
 
 def prepare(config: WorkerConfig) -> None:
     """Fix the numerics of Keras, and let every model's ``fit`` be ours."""
-    set_numerics(config.numerics, config.seed)
+    set_numerics(config.numerics, config.record.seed)
     context = stages_of_script().context
     take_turns(RunDirectory(context.run_dir.resolve()).journal_path, context.inform)
     if config.options.fit:
@@ -281,7 +281,7 @@ class _Training:
         self._stages = stages_of_script()
         context = self._stages.context
         self._options = context.config.options
-        seed = self._stages.stage.seed(context.config.seed)
+        seed = self._stages.stage.seed(context.config.record.seed)
         self._data = supply_of(call, seed, context.notify)
         self._callbacks: CallbackRun | None = None
         self._rate: ScaledRate | None = None
@@ -366,7 +366,7 @@ class _Training:
         if not isinstance(job.order, SampleOrder):
             return None
         config = context.config
-        world = World(config.generation, config.workers, config.capacity)
+        world = World(config.generation, config.workers, config.options.workers)
         return advice_on_few_samples(job.order.global_batch, job.microbatches, world)
 
     def _accompany(self, replica: Replica) -> CallbackHost:
@@ -379,7 +379,7 @@ class _Training:
             self._model,
             replica,
             files,
-            EventFiles(files, f".{context.config.run_id}-{stage.number}"),
+            EventFiles(files, f".{context.config.record.run_id}-{stage.number}"),
             saves(),
             {"epochs": call.epochs, "steps": steps},
         )

@@ -307,7 +307,7 @@ def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     process = ScriptProcess(
         path,
         record,
-        config.run_dir,
+        config.options.run_dir,
         lambda: private_folder()(),  # noqa: PLW0108  (no earlier than it is needed)
         began if config.generation == 1 else 0.0,  # later launches find what the first made
         lambda: f"{config.generation} {current().page.step}",
@@ -318,7 +318,7 @@ def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     when_all_have_left(process.folders.remove_temporary)
     when_imported("h5py", lambda: process.files.share_hdf5(sys.modules["h5py"]))
     when_imported("sqlite3", lambda: process.stores.share(sys.modules["sqlite3"]))
-    seed_script(config.seed, config.record.draw_seed or config.run_id, path)
+    seed_script(config.record.seed, config.record.draw_seed or config.record.run_id, path)
     when_imported("tensorflow", lambda: _prepare_tensorflow(config, process))
     when_imported("keras", lambda: _take_over(config))
 
@@ -341,7 +341,7 @@ def _prepare_tensorflow(config: WorkerConfig, process: ScriptProcess) -> None:
     from holdfast.runtime.model import graphs
     from holdfast.runtime.training.stages import stages_of_script
 
-    graphs.set_threads(config.threads)
+    graphs.set_threads(config.record.threads)
     keep_in_memory()
     exchange_generator(sys.modules["tensorflow"].random.Generator)
     if config.options.fit:

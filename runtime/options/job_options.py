@@ -78,6 +78,10 @@ def _switch(flag: str, help: str, **terms: Any) -> Any:  # noqa: A002
     return option(flag, help, default=terms.pop("default", False), read=read_switch, **terms)
 
 
+def _duration(flag: str, help: str, default: float | None, **terms: Any) -> Any:  # noqa: A002
+    return option(flag, help, default, **({"read": read_duration, "metavar": "TIME"} | terms))
+
+
 def _path(flag: str, help: str, **terms: Any) -> Any:  # noqa: A002
     return option(flag, help, None, **({"read": read_path, "metavar": "PATH"} | terms))
 
@@ -216,21 +220,18 @@ class JobOptions:
         metavar="N",
         default_text="1 for each 64 MiB, at most 4; more if a file would be larger than 4 GiB",
     )
-    heartbeat_timeout_s: float = option(
+    heartbeat_timeout_s: float = _duration(
         "--heartbeat-timeout",
         "Kill a worker that stands still for longer than this.",
         10.0,
-        read=read_duration,
-        metavar="TIME",
         default_text="10 s",
         check=_check_timeout,
         group="Deaths and stalls",
     )
-    stall_timeout_s: float | None = option(
+    stall_timeout_s: float | None = _duration(
         "--stall-timeout",
         "Kill a worker that all others wait for and that has made no progress for this long.",
         None,
-        read=read_duration,
         metavar="TIME|never",
         default_text="50 times the longest piece of work so far, at least 10 min",
         check=_check_pause,
@@ -253,22 +254,18 @@ class JobOptions:
         default_text=_THE_SCRIPTS,
     )
     strict: bool = _switch("--strict", "Refuse other numerics, in a resume and of hosts.")
-    grace_s: float | None = option(
+    grace_s: float | None = _duration(
         "--grace",
         "Time to save and stop after the first signal; then the job ends at once.",
         None,
-        read=read_duration,
-        metavar="TIME",
         default_text="as long as it takes",
         check=_check_timeout,
         group="Stopping and batch jobs",
     )
-    deadline_s: float | None = option(
+    deadline_s: float | None = _duration(
         "--deadline",
         'Time from the start ("2h", "90min", seconds) by which the job must have saved and ended.',
         None,
-        read=read_duration,
-        metavar="TIME",
         default_text="the time limit of the batch job",
         check=_check_timeout,
     )
@@ -278,12 +275,10 @@ class JobOptions:
         default=True,
         off_flag="--no-requeue",
     )
-    wait_lease_s: float = option(
+    wait_lease_s: float = _duration(
         "--wait-lease",
         "Time to wait for another job that owns the run directory.",
         0.0,
-        read=read_duration,
-        metavar="TIME",
         default_text="no waiting",
         check=_check_wait,
     )

@@ -55,15 +55,24 @@ RUN, DOCTOR = "run", "doctor"
 
 _KEY = re.compile(r"[A-Za-z]\w*")
 
-_OWN = frozenset(
-    {
-        *("btl_sm_backing_directory", "prte_default_hostfile", "shmem", "gds", "opal_signal"),
-        *("state_base_recoverable", "state_base_notify_errors", "pmix_remote_connections"),
-        *("mpi_add_procs_cutoff", "btl_tcp_links", "orte_allowed_exit_without_sync"),
-    }
-)
-_INTERFACES = frozenset({"btl_tcp_if_include", "btl_tcp_if_exclude", "ptl_tcp_if_include"})
-_PLACEMENT = ("rmaps", "ras", "plm", "ess", "hwloc", "prte_", "orte_")
+_REFUSED = {
+    r"btl_sm_backing_directory|prte_default_hostfile|shmem|gds|opal_signal|state_base_recoverable|"
+    r"state_base_notify_errors|pmix_remote_connections|mpi_add_procs_cutoff|btl_tcp_links|"
+    r"orte_allowed_exit_without_sync": (
+        "holdfast sets this itself, and a job relies on it; leave it out"
+    ),
+    r"btl_tcp_if_(include|exclude)|ptl_tcp_if_include": (
+        "PMIx and MPI take the same network; name it with --network"
+    ),
+    r"mpi_ft_(detector|enable).*": (
+        "holdfast finds out who is dead (--heartbeat-timeout), and MPI must not; leave it out"
+    ),
+    r"(rmaps|ras|plm|ess|hwloc|prte_|orte_).*": (
+        "mpiexec places and binds guards, not workers; give workers to hosts with --hosts, and "
+        "cores to a job with taskset or the batch system"
+    ),
+}
+"""Keys that would break a job, with the reason and the remedy."""
 _UNSAFE_COLLECTIVES = ("han", "adapt")
 """``han`` has returned success with wrong sums after a death."""
 
@@ -314,12 +323,19 @@ def check_mca(settings: tuple[str, ...]) -> None:
             raise ValueError(f'must be a key and its value, as in "btl self,uct", got {key!r}')
         if keys.count(key) > 1:
             raise ValueError(f"{key} is given {keys.count(key)} times; mpiexec takes it once")
-        reason = _reason_against(key)
-        if reason:
+        for reason in (_REFUSED[pattern] for pattern in _REFUSED if re.fullmatch(pattern, key)):
             raise ValueError(f"{key}: {reason}")
-        check = _VALUES.get(key)
-        if check is not None:
-            check(value)
+        names, are_left_out = value.lstrip("^").split(","), value.startswith("^")
+        if key == "btl" and (are_left_out or "self" not in names):
+            raise ValueError(
+                f'btl: name the transports to use, self among them, as in "self,uct", not {value!r}'
+            )
+        unsafe = [name for name in _UNSAFE_COLLECTIVES if (name in names) is not are_left_out]
+        if key == "coll" and unsafe:
+            raise ValueError(
+                f"coll: {' and '.join(unsafe)} may return success with wrong sums after a death; "
+                f'leave them out, as in "^{",".join(_UNSAFE_COLLECTIVES)}"'
+            )
 
 
 def check_between_hosts(settings: tuple[str, ...]) -> None:
@@ -332,50 +348,5 @@ def check_between_hosts(settings: tuple[str, ...]) -> None:
                 "neighbours there; leave sm out, or run on one host"
             )
         if key == "coll" and value.startswith("^") is not ("sm" in names):
-            left_out = _names("sm")
+            left_out = ",".join((*_UNSAFE_COLLECTIVES, "sm"))
             raise UsageError(f'--mca coll: sm must be left out between hosts, as in "^{left_out}"')
-
-
-def _reason_against(key: str) -> str:
-    if key in _OWN:
-        return "holdfast sets this itself, and a job relies on it; leave it out"
-    if key in _INTERFACES:
-        return "PMIx and MPI take the same network; name it with --network"
-    if key.startswith(("mpi_ft_detector", "mpi_ft_enable")):
-        return (
-            "holdfast finds out who is dead (--heartbeat-timeout), and MPI must not; leave it out"
-        )
-    if key.startswith(_PLACEMENT):
-        return (
-            "mpiexec places and binds guards, not workers; give workers to hosts with --hosts, and "
-            "cores to a job with taskset or the batch system"
-        )
-    return ""
-
-
-def _check_transports(value: str) -> None:
-    names = value.split(",")
-    if value.startswith("^") or "self" not in names:
-        raise ValueError(
-            f'btl: name the transports to use, self among them, as in "self,uct", not {value!r}'
-        )
-
-
-def _check_collectives(value: str) -> None:
-    names = value.lstrip("^").split(",")
-    is_used = [name for name in _UNSAFE_COLLECTIVES if (name in names) is not value.startswith("^")]
-    if is_used:
-        raise ValueError(
-            f"coll: {' and '.join(is_used)} may return success with wrong sums after a death; "
-            f'leave them out, as in "^{_names()}"'
-        )
-
-
-def _names(*more: str) -> str:
-    return ",".join((*_UNSAFE_COLLECTIVES, *more))
-
-
-_VALUES: dict[str, Callable[[str], None]] = {
-    "btl": _check_transports,
-    "coll": _check_collectives,
-}

@@ -185,7 +185,11 @@ def complete_run(options: JobOptions, program: Program) -> str | None:
         return None
     with contextlib.suppress(JobError, OSError):
         record = directory.load_record()
-        if directory.newest_step == done.step and record is not None and _fits(options, record):
+        is_whole = directory.newest_step == done.step and record is not None
+        if is_whole and all(
+            getattr(options, name) in (None, getattr(record, name))
+            for name in ("seed", "microbatches")
+        ):
             return (
                 f"nothing to do: the run in {options.run_dir} has completed step {done.step}, "
                 f"state sha256 {done.sha256}, and {options.script.name}, its modules, "
@@ -193,12 +197,6 @@ def complete_run(options: JobOptions, program: Program) -> str | None:
                 "other data)"
             )
     return None
-
-
-def _fits(options: JobOptions, record: RunRecord) -> bool:
-    """Return whether the numbers that are asked for are those of the run."""
-    pairs = ((options.seed, record.seed), (options.microbatches, record.microbatches))
-    return all(wanted in (None, there) for wanted, there in pairs)
 
 
 def _new_record(options: JobOptions, program: Program, threads: int | None) -> RunRecord:
@@ -238,19 +236,15 @@ def _resumed(options: JobOptions, record: RunRecord) -> RunRecord:
             )
     threads = record.threads if options.threads is None else options.threads
     if options.strict:
-        _refuse_other_numerics(options, record, threads)
+        subject = f"the numerics of the run in {options.run_dir} have changed"
+        try:
+            began = Numerics.from_json(record.numerics)
+        except ValueError as error:
+            raise UsageError(f"{subject}: {error}") from error
+        now = Numerics.of_run(record.numerics, threads=threads)
+        refuse_differences(subject, differences(to_plain(began), to_plain(now)))
     parts = record.microbatches if options.microbatches is None else options.microbatches
     return dataclasses.replace(record, threads=threads, microbatches=parts)
-
-
-def _refuse_other_numerics(options: JobOptions, record: RunRecord, threads: int) -> None:
-    subject = f"the numerics of the run in {options.run_dir} have changed"
-    try:
-        began = Numerics.from_json(record.numerics)
-    except ValueError as error:
-        raise UsageError(f"{subject}: {error}") from error
-    now = Numerics.of_run(record.numerics, threads=threads)
-    refuse_differences(subject, differences(to_plain(began), to_plain(now)))
 
 
 _OF_COMPLETE_RUNS = (

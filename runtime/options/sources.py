@@ -114,14 +114,12 @@ class BuiltOptions:
         yield f"[{RUN}]"
         for name, found in OPTIONS.items():
             if RUN in found.commands and found.flags:
-                yield self._line(name, found)
-
-    def _line(self, name: str, found: Option) -> str:
-        value, key = getattr(self.options, name), found.key.replace("_", "-")
-        origin = self.origins.get(name, "default")
-        if value is None:
-            return f"# {key} is not set: {found.default_text or 'none'}  ({origin})"
-        return f"{key} = {_toml(value)}  # {origin}"
+                value, key = getattr(self.options, name), found.key.replace("_", "-")
+                origin = self.origins.get(name, "default")
+                if value is None:
+                    yield f"# {key} is not set: {found.default_text or 'none'}  ({origin})"
+                else:
+                    yield f"{key} = {_toml(value)}  # {origin}"
 
 
 def build_options(script: Path, argv: tuple[str, ...], sources: Sources) -> BuiltOptions:
@@ -137,12 +135,16 @@ def build_options(script: Path, argv: tuple[str, ...], sources: Sources) -> Buil
         given = _given(name, found, sources)
         if given is not None:
             ranks[name], origins[name], value = given
-            values[name] = _read(found, origins[name], value)
+            try:
+                values[name] = found.read(value)
+            except ValueError as error:
+                raise UsageError(f"{_place(found, origins[name])}: {error}") from error
             if name not in sources.flags:
                 found.refuse(values[name], _place(found, origins[name]))
     _read_hostfile(values, origins, ranks, sources.directory)
     if values.get("hosts") and ranks.get("workers", _NOWHERE) >= _OF_ALLOCATION:
-        origins["workers"], values["workers"] = f"slots of {origins['hosts']}", _free_slots(values)
+        free = total_slots(values["hosts"]) - values.get("spares", 0)
+        origins["workers"], values["workers"] = f"slots of {origins['hosts']}", max(1, free)
     values.setdefault("run_dir", default_run_dir(script, sources.directory))
     for name in _RELATIVE:
         if values.get(name) is not None:
@@ -287,12 +289,6 @@ def _read_hostfile(
     origins["hosts"] = origins["hostfile"]
 
 
-def _free_slots(values: Mapping[str, Any]) -> int:
-    """Return how many workers fill all hosts; spares take slots, too."""
-    spares: int = values.get("spares", 0)
-    return max(1, total_slots(values["hosts"]) - spares)
-
-
 def _given(name: str, found: Option, sources: Sources) -> tuple[int, str, Any] | None:
     """Return the first source that has an option, by its number and name, and the value there."""
     flag = sources.flags.get(name)
@@ -311,13 +307,6 @@ def _flag_of(found: Option, value: object) -> str:
     if found.off_flag is not None and value is False:
         return found.off_flag
     return found.flags[-1] if found.flags else "the command"
-
-
-def _read(found: Option, origin: str, value: Any) -> Any:
-    try:
-        return found.read(value)
-    except ValueError as error:
-        raise UsageError(f"{_place(found, origin)}: {error}") from error
 
 
 def _place(found: Option, origin: str) -> str:

@@ -23,7 +23,7 @@ class WorkerConfig:
 
     Everything but ``worker`` is the same for all workers of a launch.
     ``generation`` is that of the launch's first world; ``workers`` are its
-    worker ids in rank order, the last ``len(workers) - capacity`` of them spares.
+    worker ids in rank order; those after the first ``options.workers`` are spares.
     ``record`` has the terms of the run: what the options leave open is settled there.
     ``history`` is that of the run before this launch.
     """
@@ -55,7 +55,7 @@ class WorkerConfig:
     @property
     def numerics(self) -> Numerics:
         """The numerics of this worker; a run goes on with or without XLA, as it began."""
-        return Numerics.of_run(self.record.numerics, threads=self.threads)
+        return Numerics.of_run(self.record.numerics, threads=self.record.threads)
 
     @property
     def host_of(self) -> Mapping[WorkerId, str]:
@@ -80,42 +80,12 @@ class WorkerConfig:
         return begun if self.script_begun and not is_elsewhere else self.options.script.resolve()
 
     @property
-    def run_dir(self) -> Path:
-        """Where the run lives."""
-        return self.options.run_dir
-
-    @property
-    def run_id(self) -> str:
-        """The run's id."""
-        return self.record.run_id
-
-    @property
-    def microbatches(self) -> int:
-        """Equal parts of the global batch."""
-        return self.record.microbatches
-
-    @property
-    def seed(self) -> int:
-        """The seed of everything random in the run."""
-        return self.record.seed
-
-    @property
-    def threads(self) -> int:
-        """Threads of each worker."""
-        return self.record.threads
-
-    @property
     def ownership(self) -> Ownership:
         """The claim of the job to the run directory."""
-        return Ownership(self.run_dir, self.run_id, self.lease_token)
+        return Ownership(self.options.run_dir, self.record.run_id, self.lease_token)
 
     @property
     def script_record(self) -> ScriptRecord:
         """What the script has done in all launches of the run, as one process sees it."""
-        path = RunDirectory(self.run_dir).script_record_path
+        path = RunDirectory(self.options.run_dir).script_record_path
         return ScriptRecord(path, is_of_hosts=bool(self.hosts), owner=self.ownership)
-
-    @property
-    def capacity(self) -> int:
-        """Workers that hold microbatches; the others are spares."""
-        return self.options.workers

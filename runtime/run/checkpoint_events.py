@@ -20,7 +20,11 @@ class Checkpoint(Event, name="checkpoint", is_told=False, listed="checkpoints"):
 
 @dataclass(frozen=True)
 class CheckpointFailed(
-    Event, name="checkpoint_failed", listed="failed_checkpoints", hidden=["generation", "seconds"]
+    Event,
+    name="checkpoint_failed",
+    sentence="the checkpoint of step {step} failed: {reason}",
+    listed="failed_checkpoints",
+    hidden=["generation", "seconds"],
 ):
     """A save has failed; training goes on."""
 
@@ -28,9 +32,6 @@ class CheckpointFailed(
     reason: str
     generation: int | None = None
     seconds: float | None = None
-
-    def describe(self) -> str:
-        return f"the checkpoint of step {self.step} failed: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -67,25 +68,26 @@ class StorageDowngrade(Event, name="storage_downgrade", is_told=False):
 
 
 @dataclass(frozen=True)
-class StoreRemoved(Event, name="store_removed"):
+class StoreRemoved(
+    Event, name="store_removed", sentence="{directory} was removed, or its disk unmounted"
+):
     """The steps before ``step`` are gone from a directory."""
 
     directory: str
     step: int
 
-    def describe(self) -> str:
-        return f"{self.directory} was removed, or its disk unmounted"
-
 
 @dataclass(frozen=True)
-class Rejected(Event, name="rejected", listed="rejected_checkpoints"):
+class Rejected(
+    Event,
+    name="rejected",
+    sentence="rejected the checkpoint of step {step}: {reason}",
+    listed="rejected_checkpoints",
+):
     """A restore has found a checkpoint invalid."""
 
     step: int
     reason: str
-
-    def describe(self) -> str:
-        return f"rejected the checkpoint of step {self.step}: {self.reason}"
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,10 @@ _MOST = 1 << 63
 
 
 @dataclass(frozen=True)
-class UnknownEvent(Event):
+class UnknownEvent(Event, sentence="{name}"):
     """An event of another version of holdfast."""
 
     name: str
-
-    def describe(self) -> str:
-        return self.name
 
 
 @final

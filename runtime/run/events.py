@@ -11,10 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.recovery.event import (
-    Event,
-    WorkInHand,
-)
+from holdfast.recovery.event import Event, WorkInHand
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.run import progress
 
@@ -53,43 +50,31 @@ class Incarnation(Event, name="incarnation", is_told=False):
 
 
 @dataclass(frozen=True)
-class TakenOver(Event, name="taken_over"):
+class TakenOver(Event, name="taken_over", sentence="another client shows the job"):
     """Another client shows the job; ``agent`` is the process id of the head."""
 
     agent: int | None
     generation: int | None
     workers: tuple[int, ...] | None
 
-    def describe(self) -> str:
-        return "another client shows the job"
-
 
 @dataclass(frozen=True)
-class HeadFailed(Event, name="head_failed"):
+class HeadFailed(Event, name="head_failed", sentence="the head failed: {reason}"):
     """The head has failed by an error of its own; the workers go on."""
 
     reason: str
 
-    def describe(self) -> str:
-        return f"the head failed: {self.reason}"
-
 
 @dataclass(frozen=True)
-class AgentKilled(Event, name="agent_killed"):
+class AgentKilled(Event, name="agent_killed", sentence="the agent was killed: {reason}"):
     """The head was killed with its workers, or has given a launch up."""
 
     reason: str
 
-    def describe(self) -> str:
-        return f"the agent was killed: {self.reason}"
-
 
 @dataclass(frozen=True)
-class HungUp(Event, name="hung_up"):
+class HungUp(Event, name="hung_up", sentence="SIGHUP: the job goes on without its terminal"):
     """The terminal is gone."""
-
-    def describe(self) -> str:
-        return "SIGHUP: the job goes on without its terminal"
 
 
 @dataclass(frozen=True)
@@ -143,14 +128,11 @@ class Paused(Event, name="paused"):
 
 
 @dataclass(frozen=True)
-class JobEnded(Event, name="job_ended"):
+class JobEnded(Event, name="job_ended", sentence="ended with exit code {exit_code}: {reason}"):
     """A job has ended."""
 
     exit_code: int
     reason: str
-
-    def describe(self) -> str:
-        return f"ended with exit code {self.exit_code}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -182,13 +164,14 @@ class Relaunch(Event, name="relaunch", listed="relaunches", hidden=["spent"]):
 
 
 @dataclass(frozen=True)
-class Renewing(Event, name="renewing"):
+class Renewing(
+    Event,
+    name="renewing",
+    sentence="{reason}: stopping with a checkpoint, to go on with all workers",
+):
     """A launch stops to make room for one of all workers."""
 
     reason: str
-
-    def describe(self) -> str:
-        return f"{self.reason}: stopping with a checkpoint, to go on with all workers"
 
 
 @dataclass(frozen=True)
@@ -234,14 +217,11 @@ class InitialWeights(Event, name="initial_weights", is_told=False):
 
 
 @dataclass(frozen=True)
-class StepRestored(Event, name="restored"):
+class StepRestored(Event, name="restored", sentence="restored step {step}"):
     """A launch goes on from a checkpoint."""
 
     step: int
     generation: int | None
-
-    def describe(self) -> str:
-        return f"restored step {self.step}"
 
 
 @dataclass(frozen=True)
@@ -393,14 +373,11 @@ class Stalled(Event, name="stalled"):
 
 
 @dataclass(frozen=True)
-class HostRefused(Event, name="host_refused"):
+class HostRefused(Event, name="host_refused", sentence="host {host} stays out: {reason}"):
     """A host answers, but differs from what it was when the job began."""
 
     host: str
     reason: str
-
-    def describe(self) -> str:
-        return f"host {self.host} stays out: {self.reason}"
 
 
 @dataclass(frozen=True)

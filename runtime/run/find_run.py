@@ -5,6 +5,7 @@ A path that is no run is refused in one sentence for all commands, with the runs
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -29,8 +30,9 @@ def no_run(path: Path) -> str | None:
     Raises:
         RunUnreadable: that cannot be told just now.
     """
-    directory = RunDirectory(path)
-    if _has(path, directory.checkpoints_path) or _is_owned(directory):
+    run = RunDirectory(path)
+    files = (run.checkpoints_path, run.record_path, run.journal_path, run.lease_path)
+    if any(_has(path, file) for file in files):
         return None
     near = list(itertools.islice(_near(path), _MOST_NAMED))
     runs = f"runs near it: {', '.join(near)}" if near else "give the directory of a run"
@@ -59,8 +61,7 @@ def the_run_here(command: str, lives: Callable[[Path], bool], *, or_living: bool
     Raises:
         UsageError: there is none, or there are several; the sentence names them.
     """
-    found = [Path()] if _is_begun(Path()) else _begun_in(Path())
-    runs = [run for run in found if os.path.lexists(RunDirectory(run).record_path)]
+    runs = [Path()] if _is_begun(Path()) else _begun_in(Path())
     if not runs:
         raise UsageError(
             f"no run is in {Path.cwd()}; name its directory, as in `{command} RUN_DIR` "
@@ -86,16 +87,10 @@ def runs_below(folder: Path) -> Iterator[Path]:
     Links and hidden directories are left out.
     """
     for place, folders, _ in os.walk(folder):
-        if os.path.lexists(RunDirectory(Path(place)).record_path):
+        if _is_begun(Path(place)):
             yield Path(place)
             folders.clear()
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-
-
-def _is_owned(directory: RunDirectory) -> bool:
-    """Return whether a job has written more into the directory than checkpoints."""
-    files = (directory.record_path, directory.journal_path, directory.lease_path)
-    return any(_has(directory.path, file) for file in files)
 
 
 def _has(path: Path, file: Path) -> bool:
@@ -116,16 +111,10 @@ def _near(path: Path) -> Iterator[str]:
 
 def _begun_in(folder: Path) -> list[Path]:
     """Return the runs that lie in a folder, by name."""
-    return [run for run in _folders_in(folder) if _is_begun(run)]
-
-
-def _folders_in(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in itertools.islice(entries, _MOST_ENTRIES)]
-    except OSError:
-        return []
-    return [folder / name for name in sorted(names)]
+    names: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        names += sorted(entry.name for entry in itertools.islice(entries, _MOST_ENTRIES))
+    return [folder / name for name in names if _is_begun(folder / name)]
 
 
 def _is_begun(folder: Path) -> bool:

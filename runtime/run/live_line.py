@@ -65,7 +65,8 @@ def _parts(picture: Picture, now: float, cells: int) -> Iterator[Part]:
     if report.stage > 1:
         yield Part(f"fit {report.stage}", 9, "quiet")
     yield Part(f"epoch {report.epoch}/{report.epochs}", 0, "epoch")
-    yield Part(" " * cells, 5, "bar", done=_share(report))
+    share = report.step_of_epoch / report.steps_per_epoch if report.steps_per_epoch else 0.0
+    yield Part(" " * cells, 5, "bar", done=min(1.0, share))
     of = f"/{report.steps_per_epoch}" if report.steps_per_epoch else ""
     yield Part(f"{report.step_of_epoch:>{max(0, len(of) - 1)}}{of}", 2)
     yield from _pace(picture, report)
@@ -99,12 +100,6 @@ def _workers(picture: Picture) -> Part:
         return Part(progress.count(picture.wanted, "worker"), 10, "quiet")
     style = "quiet" if picture.phase == STARTING else "loss"
     return Part(f"{picture.living} of {progress.count(picture.wanted, 'worker')}", 6, style)
-
-
-def _share(report: StepReport) -> float:
-    if not report.steps_per_epoch:
-        return 0.0
-    return min(1.0, report.step_of_epoch / report.steps_per_epoch)
 
 
 def next_save_of(report: StepReport, now: float) -> str | None:

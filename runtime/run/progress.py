@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
-from holdfast.runtime.system.codec import WrongValue, encode, from_plain
+from holdfast.runtime.system.codec import encode, from_plain
 from holdfast.runtime.system.worker_status import MOST_PROGRESS_BYTES
 
 CONCLUDING = "concluding"
@@ -70,20 +70,15 @@ class StepReport:
 
     @staticmethod
     def decode(content: bytes) -> StepReport | None:
-        """Return the report that ``encode`` wrote, None if it is none."""
+        """Return the report that ``encode`` wrote, None if a field is missing or makes no sense."""
         try:
-            return StepReport.of(json.loads(content))
+            found = from_plain(StepReport, json.loads(content), allows_more=True)
         except ValueError:  # empty, or rewritten while it was read
             return None
-
-    @staticmethod
-    def of(fields: object) -> StepReport | None:
-        """Return the report with these fields, None if one is missing or makes no sense."""
-        try:
-            found = from_plain(StepReport, fields, allows_more=True)
-        except WrongValue:
-            return None
-        return found if found._is_sound else None
+        steps = (found.step, found.steps, found.step_of_epoch, found.steps_per_epoch)
+        others = (found.epoch, found.epochs, found.stage, found.verbose, found.next_save_step or 0)
+        moments = (found.now, found.next_save_at or 0.0)
+        return found if min(*steps, *others) >= 0 and all(map(math.isfinite, moments)) else None
 
     def by_clock(self, ahead_s: float) -> StepReport:
         """Return the report by a clock that is so many seconds ahead of that of its host."""
@@ -91,13 +86,6 @@ class StepReport:
         return dataclasses.replace(
             self, now=self.now + ahead_s, next_save_at=None if at is None else at + ahead_s
         )
-
-    @property
-    def _is_sound(self) -> bool:
-        steps = (self.step, self.steps, self.step_of_epoch, self.steps_per_epoch)
-        others = (self.epoch, self.epochs, self.stage, self.verbose, self.next_save_step or 0)
-        moments = (self.now, self.next_save_at or 0.0)
-        return min(*steps, *others) >= 0 and all(map(math.isfinite, moments))
 
 
 def is_metrics(value: object) -> TypeGuard[Mapping[str, float]]:

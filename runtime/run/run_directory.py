@@ -8,6 +8,10 @@
       journal.jsonl   every event, append only
       checkpoints/    see the checkpoint layer
       logs/           what workers have printed, a file for each, and one of all
+      program/        texts of the script and its modules, as the newest job has begun with them
+      script.jsonl    what the script has read and done outside of its trainings
+      loaded/         copies of files that the script has loaded, and the run has written since
+      trace/          what each worker does when, if the job was asked for it
       report.html     a page for people, which no job reads; it needs no lease
       previous-1/     the run that ``--fresh`` has set aside
 
@@ -32,6 +36,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import re
@@ -142,61 +147,31 @@ class RunRecord:
         return record
 
 
+class _Name:
+    """The path of a file or a folder of a run."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDirectory, _: type[RunDirectory]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
     """Names everything in a run directory, creates it, and gives its lease to one job."""
 
     path: Path
-
-    @property
-    def record_path(self) -> Path:
-        """``RUN.json``."""
-        return self.path / "RUN.json"
-
-    @property
-    def lease_path(self) -> Path:
-        """The file whose lock is the lease."""
-        return self.path / "lease"
-
-    @property
-    def journal_path(self) -> Path:
-        """The journal of every job on this run."""
-        return self.path / "journal.jsonl"
-
-    @property
-    def trace_path(self) -> Path:
-        """The folder of the trace, if the run has one."""
-        return self.path / "trace"
-
-    @property
-    def logs_path(self) -> Path:
-        """The folder of what workers have printed."""
-        return self.path / "logs"
-
-    @property
-    def script_record_path(self) -> Path:
-        """What the script has read and done outside of its trainings."""
-        return self.path / "script.jsonl"
-
-    @property
-    def program_path(self) -> Path:
-        """The texts of the script and its modules, as the newest job has begun with them."""
-        return self.path / "program"
-
-    @property
-    def page_path(self) -> Path:
-        """The report as a page; no job reads it, so nobody needs the lease for it."""
-        return self.path / "report.html"
-
-    @property
-    def loaded_path(self) -> Path:
-        """Copies of files that the script has loaded, and that the run has written since."""
-        return self.path / "loaded"
-
-    @property
-    def checkpoints_path(self) -> Path:
-        """The folder of the checkpoint store."""
-        return self.path / STORE_NAME
+    record_path = _Name("RUN.json")
+    lease_path = _Name("lease")
+    journal_path = _Name("journal.jsonl")
+    checkpoints_path = _Name(STORE_NAME)
+    logs_path = _Name("logs")
+    program_path = _Name("program")
+    script_record_path = _Name("script.jsonl")
+    loaded_path = _Name("loaded")
+    trace_path = _Name("trace")
+    page_path = _Name("report.html")
 
     @property
     def newest_step(self) -> int | None:
@@ -351,7 +326,11 @@ class RunDirectory:
             present = [path for path in mine if is_there(path)]
             if not present:
                 return None
-            folder = self._new_previous_folder()
+            for number in itertools.count(1):
+                folder = self.path / f"previous-{number}"
+                with contextlib.suppress(FileExistsError):
+                    folder.mkdir()
+                    break
             for path in present:
                 move(path, folder / path.name)
             sync_names(self.path)
@@ -365,15 +344,6 @@ class RunDirectory:
         with contextlib.suppress(OSError):
             return sum(_PREVIOUS.fullmatch(name) is not None for name in os.listdir(self.path))
         return 0
-
-    def _new_previous_folder(self) -> Path:
-        number = 1
-        while True:
-            folder = self.path / f"previous-{number}"
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir()
-                return folder
-            number += 1
 
     def _unusable(self, error: OSError) -> UsageError:
         if isinstance(error, ForeignFile):

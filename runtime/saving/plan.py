@@ -71,12 +71,12 @@ class SavePlan:
     @property
     def run_dir(self) -> Path:
         """Where the run lives."""
-        return self.config.run_dir
+        return self.config.options.run_dir
 
     @property
     def run_id(self) -> str:
         """The run's id."""
-        return self.config.run_id
+        return self.config.record.run_id
 
     @property
     def layout_id(self) -> str:

@@ -95,7 +95,7 @@ class OwnFiles:
         is_early: Callable[[], bool] = lambda: True,
     ) -> None:
         self._begun = config.program
-        self._folder = RunDirectory(config.run_dir).program_path
+        self._folder = RunDirectory(config.options.run_dir).program_path
         self._record = record
         self._job = config.lease_token
         self._tell = tell

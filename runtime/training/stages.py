@@ -300,7 +300,7 @@ class Stages:
 def membership_of(context: WorkerContext) -> Membership:
     """Return a worker's view of the world that its launch begins with."""
     config = context.config
-    world = World(config.generation, config.workers, config.capacity)
+    world = World(config.generation, config.workers, config.options.workers)
 
     def ask_head(survivors: World) -> int:
         answer = context.ask_agent(to_message(SurvivorsMet(config.worker, survivors.workers)))
@@ -463,7 +463,7 @@ def _build_keras(
     from holdfast.runtime.model.choose import replica_of_keras
 
     config = context.config
-    graphs.set_numerics(job.numerics, config.seed)
+    graphs.set_numerics(job.numerics, config.record.seed)
     made = make_model(model)
     if isinstance(made, Replica):
         return made

@@ -364,7 +364,7 @@ def describe_job(
     Raises:
         ProgramError: a value is not valid; the message names it and says what to do.
     """
-    _check(request, config.microbatches)
+    _check(request, config.record.microbatches)
     stage = stages[-1]
     order = _order_of(request, config, stage)
     schedule = _schedule_of(request, config)
@@ -445,14 +445,14 @@ def _order_of(
     request: TrainingRequest, config: WorkerConfig, stage: Stage
 ) -> SampleOrder | BatchOrder:
     """Return the order of the samples: each stage shuffles in a way of its own."""
-    seed = stage.seed(config.seed)
+    seed = stage.seed(config.record.seed)
     if isinstance(request.data, Feed):
-        return BatchOrder(seed, request.data.steps, config.microbatches)
+        return BatchOrder(seed, request.data.steps, config.record.microbatches)
     return SampleOrder(
         seed,
         len(request.data),
         request.global_batch,
-        config.microbatches,
+        config.record.microbatches,
         is_shuffled=request.is_shuffled,
     )
 
@@ -464,9 +464,9 @@ def _validation_order(
     if data is None:
         return None
     if isinstance(data, Feed):
-        return BatchOrder(config.seed, data.steps, config.microbatches)
+        return BatchOrder(config.record.seed, data.steps, config.record.microbatches)
     batch = request.validation_batch or request.global_batch
-    return SequentialOrder(len(data), batch, config.microbatches)
+    return SequentialOrder(len(data), batch, config.record.microbatches)
 
 
 def _schedule_of(request: TrainingRequest, config: WorkerConfig) -> Schedule:

@@ -84,7 +84,7 @@ class WorkerContext:
     @property
     def run_dir(self) -> Path:
         """The directory of the checkpoints and the journal."""
-        return self.config.run_dir
+        return self.config.options.run_dir
 
     @property
     def unsound(self) -> set[int]:

@@ -53,8 +53,8 @@ def without_faults(config: WorkerConfig) -> FaultInjector:
 
 def journal_of(config: WorkerConfig) -> Journal:
     """Return a journal in the run's own file, for the records of a worker without an agent."""
-    path = RunDirectory(config.run_dir).journal_path
-    return Journal(path, run_id=config.run_id, source=f"worker {config.worker}")
+    path = RunDirectory(config.options.run_dir).journal_path
+    return Journal(path, run_id=config.record.run_id, source=f"worker {config.worker}")
 
 
 def gives_nothing(question: dict[str, object]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ begin = AgentSaver.begin
 
 def noting_begin(saver: AgentSaver, request: SaveRequest, state: Tensors) -> PendingSave:
     """Copy a part, and say so."""
-    with (config.run_dir / f"copied-by-{config.worker}").open("a") as file:
+    with (config.options.run_dir / f"copied-by-{config.worker}").open("a") as file:
         file.write(f"{request.ticket.step} {request.part}/{request.ticket.parts}\n")
     return begin(saver, request, state)
 

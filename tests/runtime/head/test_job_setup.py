@@ -169,8 +169,8 @@ def test_head_is_told_the_terms_of_the_run_and_those_of_its_first_launch(
 
     config = job.config
     assert (config.workers, config.generation) == ((0, 1, 2), 5)
-    assert (config.microbatches, config.seed, config.threads) == (6, 9, 2)
-    assert (config.run_id, config.options) == (setup.record.run_id, setup.options)
+    assert (config.record.microbatches, config.record.seed, config.record.threads) == (6, 9, 2)
+    assert (config.record.run_id, config.options) == (setup.record.run_id, setup.options)
     assert config.lease_token == setup.lease.token != ""
     assert (config.record, job.limits, job.saved_step) == (setup.record, limits, 40)
     assert (job.mpiexec, job.mpi_library) == (Path("/opt/mpiexec"), "Open MPI")

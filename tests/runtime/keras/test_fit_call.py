@@ -39,7 +39,7 @@ class Run:
         context = SimpleNamespace(
             open_store=lambda: self.store,
             notify=self.told.append,
-            config=SimpleNamespace(run_id="run"),
+            config=SimpleNamespace(record=SimpleNamespace(run_id="run")),
         )
         return SimpleNamespace(context=context, stage=stage)
 

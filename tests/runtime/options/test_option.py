@@ -363,13 +363,6 @@ def test_modules_that_the_user_has_named_are_those_beside_the_default(options: J
     assert named.named_modules == ("sklearn", "torch")
 
 
-def test_spares_are_the_workers_beyond_the_capacity() -> None:
-    config = worker_config(4, (4, 5, 6), capacity=2, run_dir=Path("/scratch/run"))
-
-    assert (config.capacity, len(config.workers) - config.capacity) == (2, 1)
-    assert config.run_dir == Path("/scratch/run")
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

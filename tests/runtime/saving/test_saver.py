@@ -110,7 +110,7 @@ class SavingWorker:
         world: tuple[int, ...] = (0,),
         way: Way | None = None,
     ) -> None:
-        begin_run(config.run_dir, config.run_id)
+        begin_run(config.options.run_dir, config.record.run_id)
         self.told: list[dict[str, Any]] = []
         self.page, self._journal = WorkerStatus.create(), journal_of(config)
         communicator: Communicator = LocalCommunicator()

@@ -185,7 +185,7 @@ def test_fault_stands_in_the_journal_before_it_strikes(
     with pytest.raises(InjectedFault):
         injector.visit(7, Site.VOTE)
 
-    (record,) = read_journal(config.run_dir / "journal.jsonl")
+    (record,) = read_journal(config.options.run_dir / "journal.jsonl")
     named = {name: record[name] for name in ("event", "worker", "step", "site", "attempt", "kind")}
     assert named == {
         "event": "fault", "worker": 3, "step": 7, "site": "vote", "attempt": 2, "kind": "raise",

@@ -172,7 +172,7 @@ def print_much(tiny: Tiny) -> None:
 
 
 def print_much_at_gate(tiny: Tiny) -> None:
-    while not (Path(tiny.config.run_dir) / "gate").exists():
+    while not (Path(tiny.config.options.run_dir) / "gate").exists():
         time.sleep(0.01)
     print_much(tiny)
 
