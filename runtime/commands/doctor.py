@@ -133,23 +133,18 @@ def _examine_mpi(options: JobOptions, mpiexec: Path | None) -> Iterator[Diagnosi
         return
     yield Diagnosis("MPI", str(library))
     if loopback_state() is Loopback.WORKS:
+        network = None  # else this host's first one, or that which is named
         try:
-            terms = _terms_of(options)
+            if options.hosts or options.network is not None:
+                found = places(options.network, interfaces(), own_name())
+                network = found[0].network if found else None
         except UsageError as error:
             yield Diagnosis("network", str(error), is_good=False)
         else:
-            yield from _try_out(library, terms)
+            settings = tuple(map(pair_of, options.mca))
+            yield from _try_out(library, LaunchTerms(network, settings))
     if library.warning:
         yield Diagnosis("MPI version", library.warning, is_good=False)
-
-
-def _terms_of(options: JobOptions) -> LaunchTerms:
-    """Return how a job would use MPI: with the network that is named, or this host's first one."""
-    network = None
-    if options.hosts or options.network is not None:
-        found = places(options.network, interfaces(), own_name())
-        network = found[0].network if found else None
-    return LaunchTerms(network, tuple(pair_of(setting) for setting in options.mca))
 
 
 def _try_out(library: MpiLibrary, terms: LaunchTerms) -> Iterator[Diagnosis]:

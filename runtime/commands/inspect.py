@@ -100,7 +100,14 @@ def _open(run_dir: Path, text: str) -> OpenedStep:
 def _print(found: Inspection, console: Console, *, is_full: bool) -> None:
     table, now = ruled("step", "saved", "size", "state"), time.time()
     for summary in found.steps:
-        table.add_row(*_cells(summary, now))
+        when, state = "-", "complete"  # its bytes are read for the shown step, and by `verify`
+        if summary.completed is not None:
+            ago = progress.duration(now - summary.completed)
+            when = f"{moment(summary.completed)}, {ago} ago"
+        if summary.fault:
+            state = "damaged" if summary.damage else "could not be read"
+        size = "-" if summary.nbytes is None else progress.memory(summary.nbytes)
+        table.add_row(*map(Text, (str(summary.step), when, size, state)))
     console.print(table)
     for summary in found.steps:
         if summary.fault:
@@ -110,18 +117,6 @@ def _print(found: Inspection, console: Console, *, is_full: bool) -> None:
     if found.manifest is not None:
         console.print(_facts(found, found.manifest, is_full=is_full))
         console.print(_tree(found.manifest))
-
-
-def _cells(summary: StepSummary, now: float) -> tuple[Text, ...]:
-    when = "-"
-    if summary.completed is not None:
-        ago = progress.duration(now - summary.completed)
-        when = f"{moment(summary.completed)}, {ago} ago"
-    size = "-" if summary.nbytes is None else progress.memory(summary.nbytes)
-    state = "complete"  # its bytes are read for the step that is shown, and by `verify`
-    if summary.fault:
-        state = "damaged" if summary.damage else "could not be read"
-    return tuple(map(Text, (str(summary.step), when, size, state)))
 
 
 def _facts(found: Inspection, manifest: Manifest, *, is_full: bool) -> Table:

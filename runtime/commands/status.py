@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -47,14 +48,12 @@ def status(run_dir: Path, *, as_json: bool, watch: bool) -> None:
 
     The job may run anywhere on this host, or have ended.  Looking changes nothing.
     """
-    source = StatusSource(run_dir.absolute())
-    try:
-        _show(_looks(source, run_dir, is_watching=watch), as_json=as_json, is_watching=watch)
-    except KeyboardInterrupt:
-        if not watch:
-            raise
-    finally:
-        source.close()
+    with contextlib.closing(StatusSource(run_dir.absolute())) as source:
+        try:
+            _show(_looks(source, run_dir, is_watching=watch), as_json=as_json, is_watching=watch)
+        except KeyboardInterrupt:
+            if not watch:
+                raise
 
 
 def _looks(source: StatusSource, run_dir: Path, *, is_watching: bool) -> Iterator[JobStatus]:
@@ -90,11 +89,14 @@ def page_of(found: JobStatus, console: Console) -> RenderableType:
     if any(worker.spent_s for worker in found.workers):
         parts += [_shares(found)]
     if found.events:
-        parts += [Text(), _events(found, console)]
+        events = ((moment(event.time), fitted(event.text, console)) for event in found.events)
+        parts += [Text(), grid(events)]
     return Group(*parts)
 
 
 def _facts(found: JobStatus, console: Console) -> Table:
+    metrics = {} if found.progress is None or found.is_over else found.progress.metrics
+    next_save = f"; next {found.next_save}" if found.next_save and not found.is_over else ""
     rows = (
         ("run", found.run_id or "-"),
         ("job", _job(found)),
@@ -103,9 +105,9 @@ def _facts(found: JobStatus, console: Console) -> Table:
         ("progress", _progress(found)),
         ("waiting", _waiting(found)),
         ("slowest", slowest_in_words(found.workers)),
-        ("metrics", _metrics(found)),
+        ("metrics", ", ".join(progress.metrics(metrics))),
         ("last epoch", "" if found.epoch is None else found.epoch.line),
-        ("saves", _saves(found)),
+        ("saves", saved_in_words(found) + next_save),
         ("goodput", _goodput(found)),
     )
     return grid((name, fitted(text, console)) for name, text in rows if text)
@@ -149,19 +151,6 @@ def _waiting(found: JobStatus) -> str:
     return f"{progress.duration(seconds)} for {', '.join(places)}"
 
 
-def _metrics(found: JobStatus) -> str:
-    if found.progress is None or found.is_over:
-        return ""
-    return ", ".join(progress.metrics(found.progress.metrics))
-
-
-def _saves(found: JobStatus) -> str:
-    parts = [saved_in_words(found)]
-    if found.next_save is not None and not found.is_over:
-        parts.append(f"next {found.next_save}")
-    return "; ".join(parts)
-
-
 def _goodput(found: JobStatus) -> str:
     goodput = found.goodput
     if goodput is None or not goodput.wall_s:
@@ -203,10 +192,6 @@ def _shares(found: JobStatus) -> Table:
     return table
 
 
-def _events(found: JobStatus, console: Console) -> Table:
-    return grid((moment(event.time), fitted(event.text, console)) for event in found.events)
-
-
 @click.command("list", cls=Documented, examples=("list", "list /scratch/runs"))
 @click.argument("directory", type=PATH, default=Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array instead.")
@@ -217,7 +202,14 @@ def list_runs(directory: Path, *, as_json: bool) -> None:
     """
     if not directory.is_dir():
         raise UsageError(f"{directory} is no directory; give one that holds runs")
-    found = sorted(_found_below(directory), key=lambda each: each[1].is_over)
+    found: list[tuple[Path, JobStatus]] = []
+    for run in runs_below(directory):
+        with contextlib.closing(StatusSource(run.absolute())) as source:
+            try:
+                found.append((run, source.poll(time.time())))
+            except JobError as error:
+                say(str(error))
+    found.sort(key=lambda each: each[1].is_over)
     if as_json:
         click.echo(json.dumps([{"run_dir": str(run), **to_json(look)} for run, look in found]))
         return
@@ -248,15 +240,3 @@ def _state(found: JobStatus) -> str:
     words: dict[int | None, str] = {ExitCode.DONE: "complete", ExitCode.STOPPED_EARLY: "stopped"}
     first_words: str = re.split("[:;]", found.outcome)[0]
     return words.get(found.exit_code, first_words) if found.is_over else first_words
-
-
-def _found_below(directory: Path) -> Iterator[tuple[Path, JobStatus]]:
-    """Yield each run below a directory with its status; say which cannot be looked at."""
-    for run in runs_below(directory):
-        source = StatusSource(run.absolute())
-        try:
-            yield run, source.poll(time.time())
-        except JobError as error:
-            say(str(error))
-        finally:
-            source.close()

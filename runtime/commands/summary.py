@@ -50,8 +50,6 @@ from holdfast.runtime.run.events import (
     death_counts,
 )
 
-_NO_PROOF = EpochLedger(samples=0)
-
 
 def summarize(entries: Entries) -> Report:
     """Return the report of a run from all lines of its journal, in their order."""
@@ -76,7 +74,9 @@ def summarize(entries: Entries) -> Report:
         reason=ended and ended.event.reason,
         completed_step=completed_step(entries),
         steps=max([completed.event.step if completed else 0, *(step.step for step in steps[-1:])]),
-        samples=_count_samples(steps, epochs),
+        # The rank that writes steps down may die in between; the ledger of an epoch misses none.
+        samples=sum(epoch.samples for epoch in epochs)
+        + sum(step.samples for step in steps if step.step > (epochs[-1].step if epochs else 0)),
         epochs=epochs,
         metrics=_final_metrics(completed and completed.event, epochs),
         death_counts=death_counts((one.host, one.cause) for one in deaths if not one.collateral),
@@ -130,9 +130,10 @@ def _what_counts(entries: Entries) -> tuple[list[Step], tuple[EpochReport, ...]]
                 steps.append(step)
             case Epoch() as epoch:
                 epochs = [before for before in epochs if before.epoch < epoch.epoch]
-                proof, values = epoch.ledger or _NO_PROOF, (epoch.metrics, epoch.validation)
+                proof = epoch.ledger or EpochLedger(samples=0)
                 told = (epoch.epoch, epoch.step, proof.samples, proof.exact)
-                epochs.append(EpochReport(*told, *(one or {} for one in values), epoch.seconds))
+                values = (epoch.metrics or {}, epoch.validation or {}, epoch.seconds)
+                epochs.append(EpochReport(*told, *values))
     _roll_back(steps, epochs, restored)
     return steps, tuple(epochs)
 
@@ -150,17 +151,6 @@ def _roll_back(steps: list[Step], epochs: list[EpochReport], last: int | None) -
             steps.append(replace(step, step=last, seconds=length_s, samples=samples, steps=left))
     while epochs and epochs[-1].step > last:
         epochs.pop()
-
-
-def _count_samples(steps: Sequence[Step], epochs: Sequence[EpochReport]) -> int:
-    """Count by the ledger for complete epochs, by steps after them.
-
-    The rank that writes steps down may die between applying a step and recording it.
-    The ledger misses no step.
-    """
-    last = epochs[-1].step if epochs else 0
-    running = sum(step.samples for step in steps if step.step > last)
-    return sum(epoch.samples for epoch in epochs) + running
 
 
 def _final_metrics(

@@ -191,7 +191,12 @@ class RunDirectory:
             UsageError: it cannot be used; the message names the path and the reason.
         """
         try:
-            make_durably(self.path)
+            for level in reversed([self.path, *self.path.parents]):
+                if not level.exists():
+                    level.mkdir(exist_ok=True)
+                    with contextlib.suppress(OSError):  # the first save tells of that
+                        sync(level.parent)
+            self.path.mkdir(exist_ok=True)
             # Only a write tells: access bits say nothing for root, on read-only file
             # systems, or about space.
             with tempfile.TemporaryFile(dir=self.path) as file:
@@ -371,19 +376,6 @@ class RunDirectory:
                 if found.st_uid != os.geteuid() and not os.access(place, needed):
                     return place
         return None
-
-
-def make_durably(path: Path) -> None:
-    """Make a directory and all that it lies in, and sync the name of each new one.
-
-    Raises ``OSError`` if it cannot be made.
-    """
-    missing = [level for level in (path, *path.parents) if not level.exists()]
-    for level in reversed(missing):
-        level.mkdir(exist_ok=True)
-        with contextlib.suppress(OSError):  # a file system that cannot is told of by the first save
-            sync(level.parent)
-    path.mkdir(exist_ok=True)
 
 
 _PROOFS: list[Callable[[], None]] = []

@@ -1,8 +1,7 @@
-"""Messages are dataclasses, and docs/messages.md has those between head and hosts."""
+"""The page docs/messages.md has the messages between head and hosts."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import re
 from collections.abc import Iterator
@@ -21,32 +20,12 @@ _CODE = re.compile(r"`([^`\n]+)`")
 MESSAGES = sorted({*get_args(FromHead), *get_args(FromHost)} - {Event}, key=str)
 
 
-def _kinds(source: str) -> Iterator[str]:
-    """Yield the value of ``kind`` of each message that stands in a source."""
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Dict):
-            continue
-        for key, value in zip(node.keys, node.values, strict=True):
-            if isinstance(key, ast.Constant) and key.value == "kind":
-                found = [part.value for part in ast.walk(value) if isinstance(part, ast.Constant)]
-                yield from (kind for kind in found if isinstance(kind, str))
-
-
 def _rows() -> Iterator[tuple[str, str]]:
     """Yield kinds and fields of each row of a table."""
     for line in PAGE.splitlines():
         cells = [cell.strip() for cell in line.split(" | ")]
         if line.startswith("| ") and len(cells) == 3:
             yield cells[1], cells[2].removesuffix("|")
-
-
-def test_no_message_is_a_dict_that_names_its_kind() -> None:
-    sent = {
-        kind: path.relative_to(ROOT)
-        for path in sorted((ROOT / "runtime").rglob("*.py"))
-        for kind in _kinds(path.read_text(encoding="utf-8"))
-    }
-    assert sent == {}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.__name__)

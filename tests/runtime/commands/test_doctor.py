@@ -163,11 +163,29 @@ def test_what_is_amiss_is_told_and_the_rest_still_examined(
     assert all(line.startswith(failure) for line in first)
 
 
+SLURM = {"JOB_ID": "7", "JOB_NODELIST": "n[1-2]", "NTASKS": "4", "TASKS_PER_NODE": "2(x2)"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "argv", "hosts", "shell"),
+    [
+        ({"HOLDFAST_HOSTS": "a:1"}, "--hosts a:2,b:2", ["a:2", "b:2"], "my-shell"),
+        ({f"SLURM_{name}": value for name, value in SLURM.items()}, "", ["n1:2", "n2:2"], "srun "),
+    ],
+    ids=["named", "batch job"],
+)
 def test_hosts_are_examined_with_the_options_of_a_job(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    argv: str,
+    hosts: list[str],
+    shell: str,
 ) -> None:
-    (tmp_path / "holdfast.toml").write_text('[run]\nrsh = "my-shell"\n[doctor]\nnetwork = "eth1"\n')
-    monkeypatch.setenv("HOLDFAST_HOSTS", "a:1")
+    table = '[run]\nrsh = "my-shell"\n' if argv else ""
+    Path("holdfast.toml").write_text(f'{table}[doctor]\nnetwork = "eth1"\n')
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     seen: list[JobOptions] = []
 
     def examine(options: JobOptions, _library: object) -> list[Diagnosis]:
@@ -176,34 +194,14 @@ def test_hosts_are_examined_with_the_options_of_a_job(
 
     monkeypatch.setattr(doctor_file, "examine_hosts", examine)
 
-    code, lines = _doctor(capsys, "--hosts", "a:2,b:2")
+    code, lines = _doctor(capsys, *argv.split())
 
     assert code == ExitCode.USAGE
     assert "FAIL  host b        is not there" in lines
     (options,) = seen
-    assert (options.rsh, options.network) == ("my-shell", "eth1")
-    assert [str(host) for host in options.hosts] == ["a:2", "b:2"]
-
-
-def test_hosts_of_a_batch_job_are_examined(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slurm = {"JOB_ID": "7", "JOB_NODELIST": "n[1-2]", "NTASKS": "4", "TASKS_PER_NODE": "2(x2)"}
-    for name, value in slurm.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    seen: list[JobOptions] = []
-
-    def examine(options: JobOptions, _library: object) -> list[Diagnosis]:
-        seen.append(options)
-        return []
-
-    monkeypatch.setattr(doctor_file, "examine_hosts", examine)
-
-    _doctor(capsys)
-
-    (options,) = seen
-    assert [str(host) for host in options.hosts] == ["n1:2", "n2:2"]
-    assert options.rsh.startswith("srun ")
+    assert options.network == "eth1"
+    assert options.rsh.startswith(shell)
+    assert [str(host) for host in options.hosts] == hosts
 
 
 def test_mpi_is_tried_with_the_settings_of_a_job_and_the_answer_names_them(

@@ -70,21 +70,6 @@ def test_options_of_run_stand_in_groups_with_defaults_as_people_write_them(
     assert not re.search(r"default: \d+\.\d+\]", words)
 
 
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [
-        ("train.py", "did you mean `holdfast run train.py`?"),
-        ("stauts", "did you mean `holdfast status`?"),
-        ("xyzzy", "`holdfast --help` lists them"),
-    ],
-)
-def test_word_that_is_no_command_gets_a_hint(
-    word: str, hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert holdfast_code(word) == ExitCode.USAGE
-    assert capsys.readouterr().err == f"holdfast: error: no such command {word!r}; {hint}\n"
-
-
 def test_command_without_a_directory_takes_the_only_run_here(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

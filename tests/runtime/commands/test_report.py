@@ -22,9 +22,8 @@ from holdfast.recovery.event import WorkerExited
 from holdfast.runtime.commands.living_job import Life
 from holdfast.runtime.commands.page import page_of
 from holdfast.runtime.commands.reported_run import describe_failure, facts_of
-from holdfast.runtime.commands.summary import Report, finite, to_json
+from holdfast.runtime.commands.summary import finite
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.run.run_directory import RunDirectory
 
 Holdfast = Callable[..., tuple[int, str, str]]
 EVIL = "a<script>alert(1)<img src=x>&amp;.py"
@@ -86,19 +85,6 @@ def test_journal_is_called_whole_only_if_nothing_is_known_to_lack(
     assert facts_of(dataclasses.replace(told_run(told), life=life))["journal"].startswith(words)
 
 
-def test_lost_output_is_counted_in_words() -> None:
-    lost = told_run([line("job_started", 1.0, workers=1), line("output_dropped", 2.0, lines=1)])
-
-    told = "1 line was lost, because stdout or stderr took nothing"
-    assert facts_of(lost)["output"] == told
-
-
-def test_json_has_each_field_of_the_report() -> None:
-    content = json.loads(to_json(told_run().report))
-
-    assert set(content) == {field.name for field in dataclasses.fields(Report)}
-
-
 _LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3), st.floats())
 _VALUES = st.recursive(
     _LEAVES,
@@ -118,30 +104,6 @@ def test_any_value_becomes_strict_json(value: object) -> None:
     json.dumps(once, allow_nan=False)
     assert finite(once) == once
     assert finite({"a": (math.nan, 1.5), "b": -math.inf}) == {"a": [None, 1.5], "b": None}
-
-
-def test_journal_without_the_end_of_a_job_that_has_ended_is_not_called_whole(
-    tmp_path: Path, holdfast: Holdfast
-) -> None:
-    """Its disk was full to the end, so not even the gap is in it."""
-    lease = RunDirectory(tmp_path).acquire_lease()
-    write_lines(tmp_path, line("job_started", 1.0, workers=2))
-    lease.end()
-    lease.release()
-
-    assert "lacks the end of the last job; so the" in holdfast("report", tmp_path)[1]
-
-
-@pytest.mark.parametrize("content", ["", '{"event": "step"}\n'], ids=["empty", "damaged"])
-def test_journal_without_a_sound_line_is_refused(
-    tmp_path: Path, holdfast: Holdfast, content: str
-) -> None:
-    (tmp_path / "journal.jsonl").write_text(content)
-
-    code, _, err = holdfast("report", tmp_path)
-
-    assert code == ExitCode.USAGE
-    assert "holds no records" in err
 
 
 @pytest.mark.parametrize("command", ["status", "report"])

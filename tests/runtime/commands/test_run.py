@@ -142,21 +142,6 @@ def test_options_that_a_script_or_a_module_of_it_names_are_the_scripts(
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"),
-    [
-        ("--wrokers", "did you mean --workers?"),
-        ("--save-evry", "did you mean --save-every?"),
-        ("--bogus", "see `holdfast run --help`"),
-    ],
-)
-def test_mistyped_option_gets_the_nearest_one(
-    capsys: pytest.CaptureFixture[str], word: str, hint: str
-) -> None:
-    assert holdfast_code("run", word, "2", "train.py") == ExitCode.USAGE
-    assert capsys.readouterr().err == f"holdfast: error: no such option {word}; {hint}\n"
-
-
-@pytest.mark.parametrize(
     "names", [("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK")]
 )
 def test_several_commands_of_mpiexec_are_refused_once(

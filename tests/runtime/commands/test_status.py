@@ -8,7 +8,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,13 @@ from holdfast.runtime.commands.job_status import (
 )
 from holdfast.runtime.commands.living_job import JobSocket, JobStanding, Life, ending_of
 from holdfast.runtime.commands.summary import summarize
-from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.visits import HeadStatus
 from holdfast.runtime.run.progress import LaunchReport, StepReport, WorkerReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 RUNNING = JobStanding("running", is_over=False)
+RECORD = RunRecord("r1", FORMAT, 1.0, 2, 0, 1)
 
 REPORT = StepReport(
     now=109.0, step=9, steps=60, epoch=1, epochs=6, step_of_epoch=9, steps_per_epoch=10,
@@ -238,13 +239,6 @@ def test_silent_head_is_told_and_the_journal_has_to_do(
     assert (found.is_over, found.step, found.workers, found.phase) == (False, 3, (), None)
 
 
-def test_run_in_which_no_job_has_started_is_refused(source: StatusSource, tmp_path: Path) -> None:
-    RunDirectory(tmp_path).create_record(RunRecord("r1", FORMAT, 1.0, 2, 0, 1))
-
-    with pytest.raises(UsageError, match=rf"^no job has started in {tmp_path} yet$"):
-        source.poll(0.0)
-
-
 def test_status_names_the_process_that_a_user_has_started() -> None:
     program = "import sys; print(flush=True); sys.stdin.read()"
     words = ["-c", program, "/usr/bin/holdfast", "run", "-n", "2", "my train.py"]
@@ -292,31 +286,37 @@ def test_slowest_is_named_if_the_others_wait_for_it(
 
 
 @pytest.mark.parametrize(
-    ("damage", "complaint"),
+    ("command", "name", "content", "complaint"),
     [
-        (lambda run: None, "is no run: it has no RUN.json"),
-        (lambda run: (run / "journal.jsonl").touch(), "holds no records; no job has started in"),
-        (
-            lambda run: (run / "journal.jsonl").write_text("no record\n"),
-            "holds no records; no job has started in",
-        ),
-        (lambda run: (run / "journal.jsonl").mkdir(), "journal.jsonl is a directory"),
-        (
-            lambda run: (run / "RUN.json").write_text('{"format": 99}'),
-            "RUN.json is not a valid run record: its format is 99",
+        ("status", "RUN.json", '{"format": 99}', "RUN.json is not a valid run record: its format"),
+        *(
+            (command, *row)
+            for command in ("status", "report")
+            for row in (
+                ("other", "", "is no run: it has no RUN.json"),
+                ("RUN.json", RECORD.encode().decode(), "error: no job has started in /"),
+                ("journal.jsonl", "", "holds no records; no job has started in"),
+                ("journal.jsonl", "no record\n", "holds no records; no job has started in"),
+                ("journal.jsonl", '{"event": "step"}\n', "holds no records; no job has started"),
+                ("journal.jsonl", None, "journal.jsonl is a directory"),
+            )
         ),
     ],
-    ids=["empty", "empty journal", "no records", "folder", "foreign record"],
 )
 def test_directory_without_a_run_is_refused_in_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    damage: Callable[[Path], object],
+    command: str,
+    name: str,
+    content: str | None,
     complaint: str,
 ) -> None:
-    damage(tmp_path)
+    if content is None:
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_text(content)
 
-    assert holdfast_code("status", tmp_path) == ExitCode.USAGE
+    assert holdfast_code(command, tmp_path) == ExitCode.USAGE
 
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("holdfast: error: ")

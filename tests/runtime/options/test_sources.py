@@ -20,7 +20,6 @@ from holdfast.runtime.options.sources import (
     keys_of,
     mistyped_variables,
     read_config_file,
-    refuse_unknown,
 )
 
 if sys.version_info >= (3, 11):
@@ -208,14 +207,6 @@ def test_options_in_a_config_file_are_named_as_on_the_command_line(tmp_path: Pat
     assert options == {"run": {"workers": 4, "heartbeat_timeout": 2.5, "inject": ["a", "b"]}}
 
 
-def test_option_outside_of_a_table_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "holdfast.toml"
-    path.write_text("workers = 4")
-
-    with pytest.raises(UsageError, match=r"sets 'workers' outside a table; .* heading \[run\]"):
-        read_config_file(path)
-
-
 def test_variable_that_is_nearly_an_option_is_named_with_it() -> None:
     ours = ("AGENT", "GENERATION", "CHAIN", "TEST_JOB", "VENV", "WORKERS")
     environ = {f"HOLDFAST_{name}": "1" for name in ours} | {"WORKER": "1", "HOLDFAST_WORKER": "3"}
@@ -274,17 +265,6 @@ def test_number_of_the_batch_system_that_makes_no_sense_is_refused_with_its_plac
         build_options(Path("t.py"), (), Sources({}, {}, {}, Path("/"), allocation=tasks))
 
 
-def test_unknown_options_are_named_as_they_are_typed_with_those_that_are_known() -> None:
-    refuse_unknown("holdfast.toml", "run", {"run_dir": "x"}, ["run_dir", "seed"])
-
-    with pytest.raises(UsageError) as refusal:
-        refuse_unknown("holdfast.toml", "run", {"b_b": 1, "seed": 1, "a_a": 2}, ["run_dir", "seed"])
-
-    assert str(refusal.value) == (
-        "holdfast.toml sets unknown options under [run]: a-a, b-b; known are run-dir, seed"
-    )
-
-
 def test_table_of_a_command_may_hold_the_options_that_have_a_flag_there() -> None:
     run, doctors = keys_of(RUN), keys_of(DOCTOR)
 
@@ -296,9 +276,14 @@ def test_table_of_a_command_may_hold_the_options_that_have_a_flag_there() -> Non
 
 def test_config_file_that_nobody_may_read_as_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "holdfast.toml"
-    for content in (b"workers 4", b'[run]\nsave-every = "\xff"\n'):
+    unread = r"toml cannot be read: .*; correct it or move it"
+    outside = r"sets 'workers' outside a table; .* heading \[run\]"
+    for content, words in (
+        *((b"workers 4", unread), (b'[run]\nsave-every = "\xff"\n', unread)),
+        (b"workers = 4", outside),
+    ):
         path.write_bytes(content)
-        with pytest.raises(UsageError, match=r"toml cannot be read: .*; correct it or move it"):
+        with pytest.raises(UsageError, match=words):
             read_config_file(path)
     with pytest.raises(UsageError, match=r"cannot be read: .*; correct it or move it away"):
         read_config_file(tmp_path)
@@ -307,33 +292,27 @@ def test_config_file_that_nobody_may_read_as_text_is_refused(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("flags", "allocation", "workers", "origin"),
     [
-        ((), {}, 6, "slots of --hosts"),
-        ((("spares", 1),), {}, 5, "slots of --hosts"),
-        ((("workers", 3),), {}, 3, "--workers"),
-        ((), {"workers": ("SLURM_NTASKS of Slurm job 7", 2)}, 6, "slots of --hosts"),
+        ({}, {}, 6, "slots of --hosts"),
+        ({"spares": 1}, {}, 5, "slots of --hosts"),
+        ({"workers": 3}, {}, 3, "--workers"),
+        ({}, {"workers": ("SLURM_NTASKS of Slurm job 7", 2)}, 6, "slots of --hosts"),
+        (
+            {"hosts": None},
+            {"hosts": ("SLURM_JOB_NODELIST", "a:2,b:2"), "workers": ("SLURM_NTASKS", 2)},
+            *(4, "slots of SLURM_JOB_NODELIST"),
+        ),
     ],
-    ids=["all slots", "less the spares", "as asked", "not the tasks of one host"],
+    ids=["all slots", "less the spares", "as asked", "not the tasks of one host", "batch job"],
 )
 def test_workers_fill_the_hosts_that_are_named(
-    flags: tuple[tuple[str, Any], ...], allocation: Any, workers: int, origin: str
+    flags: dict[str, Any], allocation: Any, workers: int, origin: str
 ) -> None:
-    given = dict(flags) | {"hosts": "a:4,b:2"}
+    given = {"hosts": "a:4,b:2"} | flags
     sources = Sources(given, {}, {}, Path("/here"), allocation=allocation)
 
     built = build_options(Path("train.py"), (), sources)
 
     assert (built.options.workers, built.origins["workers"]) == (workers, origin)
-
-
-def test_hosts_of_a_batch_job_are_those_that_a_user_would_name() -> None:
-    allocation = {"hosts": ("SLURM_JOB_NODELIST", "a:2,b:2"), "workers": ("SLURM_NTASKS", 2)}
-
-    built = build_options(
-        Path("train.py"), (), Sources({}, {}, {}, Path("/here"), allocation=allocation)
-    )
-
-    assert built.options.workers == 4
-    assert built.origins["workers"] == "slots of SLURM_JOB_NODELIST"
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,6 @@ def test_line_before_the_first_step(shown: Picture, words: str) -> None:
     assert words_of(shown) == words
 
 
-def parts_of(shown: Picture, columns: int = 200) -> dict[str, Part]:
-    """Return the parts by their style; there is one of each but of metrics."""
-    return {part.style: part for part in live_line(shown, 100.0, columns)}
-
-
 @pytest.mark.parametrize(
     ("step", "steps", "done"),
     [(0, 60, 0.0), (15, 60, 0.25), (60, 60, 1.0), (70, 60, 1.0), (0, 0, 0.0), (3, 0, 0.0)],
@@ -131,7 +126,9 @@ def test_bar_is_full_at_the_end_of_the_epoch_and_never_more(
 ) -> None:
     report = dataclasses.replace(REPORT, step_of_epoch=step, steps_per_epoch=steps)
 
-    assert parts_of(picture(progress=report))["bar"].done == done
+    parts = live_line(picture(progress=report), 100.0, 200)
+
+    assert [part.done for part in parts if part.style == "bar"] == [done]
 
 
 @pytest.mark.parametrize(
@@ -243,13 +240,6 @@ def test_reports_make_the_pace_and_it_the_time_that_is_left(training: Picture) -
     assert after == [True, True, False, False, False]
 
 
-def test_workers_without_a_word_leave_the_last_one(training: Picture) -> None:
-    found = training.seen(LaunchReport(None, 3, "repairing"))
-
-    assert (found.report, found.pace) == (WORD, training.pace)
-    assert (found.living, found.phase) == (3, "repairing")
-
-
 def test_relaunch_keeps_what_is_known_and_counts_its_workers_anew(training: Picture) -> None:
     again = training.launched(3)
 
@@ -277,13 +267,6 @@ def test_next_save_is_told_by_its_moment_before_its_step(
     assert next_save_of(report, 10.0) == words
 
 
-def pace_after(*looks: tuple[int, float]) -> Pace:
-    pace = Pace()
-    for step, now in looks:
-        pace = pace.observe(step, now)
-    return pace
-
-
 @pytest.mark.parametrize(
     ("looks", "per_s"),
     [
@@ -301,14 +284,11 @@ def pace_after(*looks: tuple[int, float]) -> Pace:
     ],
 )
 def test_pace(looks: list[tuple[int, float]], per_s: float) -> None:
-    assert pace_after(*looks).per_s == pytest.approx(per_s)
+    pace = Pace()
+    for step, now in looks:
+        pace = pace.observe(step, now)
 
-
-def test_pace_follows_a_training_that_has_become_slower() -> None:
-    looks = [(10 * second, float(second)) for second in range(10)]
-    looks += [(90 + second, 9.0 + second) for second in range(1, 41)]
-
-    assert pace_after(*looks).per_s == pytest.approx(1.0, abs=0.2)
+    assert pace.per_s == pytest.approx(per_s)
 
 
 @given(_LOOKS)

@@ -91,45 +91,46 @@ def test_run_without_a_trace_says_how_to_get_one(tmp_path: Path) -> None:
         list(read_trace(tmp_path / "trace"))
 
 
-def shown(*pieces: TracePiece) -> list[tuple[int, str, int, int]]:
-    return [(s.worker, s.activity.label, s.begin_us, s.end_us) for s in spans_of(pieces)]
+LATE, SOON = 5.000300, 5.000010
+"""The head's clock is 5 s ahead of that of b."""
 
 
-def test_span_lasts_until_the_next_one_also_in_a_later_piece() -> None:
-    found = shown(piece(0, 60, (10, READ), (30, COMPUTE)), piece(0, 100, (80, WAIT)))
+@pytest.mark.parametrize(
+    ("pieces", "spans"),
+    [
+        (
+            [piece(0, 60, (10, READ), (30, COMPUTE)), piece(0, 100, (80, WAIT))],
+            [(0, "read", 10, 30), (0, "compute", 30, 80), (0, "wait", 80, 100)],
+        ),
+        ([piece(3, 60, (10, COMPUTE)), piece(3, 95)], [(3, "compute", 10, 95)]),
+        (
+            [piece(0, 60, (10, READ), (30, COMPUTE)), piece(0, 100, (80, WAIT), lost=5)],
+            [(0, "read", 10, 30), (0, "wait", 80, 100)],
+        ),
+        (
+            [piece(0, 60, (10, READ)), piece(0, 95, (80, READ), generation=2)],
+            [(0, "read", 10, 60), (0, "read", 80, 95)],
+        ),
+        (
+            [
+                piece(0, 5_000_050, (5_000_020, READ), host="a"),
+                piece(1, 50, (20, READ), (40, WAIT), host="b", offset_s=LATE),
+                piece(1, 90, (60, READ), host="b", offset_s=SOON),
+            ],
+            [
+                *((0, "read", 5_000_020, 5_000_050), (1, "read", 5_000_030, 5_000_050)),
+                *((1, "wait", 5_000_050, 5_000_070), (1, "read", 5_000_070, 5_000_100)),
+            ],
+        ),
+    ],
+    ids=["later piece", "death", "loss has no end", "another launch", "slow message of a host"],
+)
+def test_span_lasts_until_the_next_one_or_the_end_of_its_piece(
+    pieces: list[TracePiece], spans: list[tuple[int, str, int, int]]
+) -> None:
+    found = [(s.worker, s.activity.label, s.begin_us, s.end_us) for s in spans_of(pieces)]
 
-    assert found == [(0, "read", 10, 30), (0, "compute", 30, 80), (0, "wait", 80, 100)]
-
-
-def test_last_span_of_a_dead_worker_ends_when_its_host_saw_the_death() -> None:
-    found = shown(piece(3, 60, (10, COMPUTE)), piece(3, 95))
-
-    assert found == [(3, "compute", 10, 95)]
-
-
-def test_span_before_a_loss_has_no_end_and_is_left_out() -> None:
-    found = shown(piece(0, 60, (10, READ), (30, COMPUTE)), piece(0, 100, (80, WAIT), lost=5))
-
-    assert found == [(0, "read", 10, 30), (0, "wait", 80, 100)]
-
-
-def test_hosts_have_one_time_line_though_messages_take_different_times() -> None:
-    late, soon = 5.000300, 5.000010  # the head's clock is 5 s ahead of that of b
-
-    found = shown(
-        piece(0, 5_000_050, (5_000_020, READ), host="a"),
-        piece(1, 50, (20, READ), (40, WAIT), host="b", offset_s=late),
-        piece(1, 90, (60, READ), host="b", offset_s=soon),
-    )
-
-    assert found[0] == (0, "read", 5_000_020, 5_000_050)
-    assert [begin for _, _, begin, _ in found[1:]] == [5_000_030, 5_000_050, 5_000_070]
-
-
-def test_same_worker_of_another_launch_begins_anew() -> None:
-    found = shown(piece(0, 60, (10, READ)), piece(0, 95, (80, READ), generation=2))
-
-    assert found == [(0, "read", 10, 60), (0, "read", 80, 95)]
+    assert found == spans
 
 
 def test_file_has_tracks_for_hosts_workers_and_the_job() -> None:
