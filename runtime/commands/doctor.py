@@ -40,8 +40,8 @@ from holdfast.runtime.hosts.checked_hosts import (
     settle_hosts,
     unlike_devices,
 )
-from holdfast.runtime.hosts.host_facts import Question
 from holdfast.runtime.hosts.network import choose, places
+from holdfast.runtime.hosts.wire import Question
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.option import DOCTOR, RUN, pair_of
 from holdfast.runtime.options.sources import Sources, build_options, seen_from

@@ -57,7 +57,6 @@ from holdfast.runtime.head.visits import (
 )
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
 from holdfast.runtime.host.host_messages import LaunchOrder, Logged, News, Traced
-from holdfast.runtime.host.peers import PeerSilence, kill_peer, kill_standing_parent
 from holdfast.runtime.run.entries import Entry
 from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.journal import Records
@@ -65,7 +64,12 @@ from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.saving.run_files import RunLost, RunWarning
 from holdfast.runtime.system.channel import FDS, Channel, Message, MessageKinds, to_message
 from holdfast.runtime.system.codec import from_plain, to_plain
-from holdfast.runtime.system.processes import is_stopped
+from holdfast.runtime.system.processes import (
+    PeerSilence,
+    is_stopped,
+    kill_peer,
+    kill_standing_parent,
+)
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
 _ASKED: MessageKinds[Asked] = MessageKinds(Asked)

@@ -28,13 +28,19 @@ from holdfast.runtime.head.visits import (
     ShowJob,
     ToClient,
 )
-from holdfast.runtime.host.peers import SHORTEST_SILENCE_S, PeerSilence, StoppedProcesses
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Channel, MessageKinds, connect, to_message
 from holdfast.runtime.system.own_process import by_env, has_ended, module_command
 from holdfast.runtime.system.owned_directory import SOCKET_NAME, make_again
-from holdfast.runtime.system.processes import HeldProcess, is_alive, is_stopped
+from holdfast.runtime.system.processes import (
+    SHORTEST_SILENCE_S,
+    HeldProcess,
+    PeerSilence,
+    StoppedProcesses,
+    is_alive,
+    is_stopped,
+)
 from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 

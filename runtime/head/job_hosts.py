@@ -28,7 +28,7 @@ from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import lease_clock_s
 
 if TYPE_CHECKING:
-    from holdfast.runtime.hosts.host_facts import Question
+    from holdfast.runtime.hosts.wire import Question
 
 _WAITS_S = 600.0
 """So long a job without a host waits for one to come back."""
@@ -207,7 +207,7 @@ class JobHosts:
         )
 
     def _question(self) -> Question:
-        from holdfast.runtime.hosts.host_facts import Question
+        from holdfast.runtime.hosts.wire import Question
 
         config = self._job.config
         lease, script = RunDirectory(config.options.run_dir).lease_path, config.options.script
@@ -216,7 +216,7 @@ class JobHosts:
     def _examine(self, name: str, answer: Message) -> str:
         """Return why a host may not work that has answered, as ``HostStart`` wants it."""
         from holdfast.runtime.hosts.checked_hosts import why_not_again
-        from holdfast.runtime.hosts.host_facts import HostFacts
+        from holdfast.runtime.hosts.wire import HostFacts
 
         begun = [from_plain(HostFacts, found) for found in self._job.facts]
         why = why_not_again(self._job.hosts, begun, name, answer, self._question(), os.environ)

@@ -47,13 +47,12 @@ from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedWor
 from holdfast.runtime.host.limits import HostLimits, HostWatch
 from holdfast.runtime.host.mpi_host import MpiHost
 from holdfast.runtime.host.output import OutputForwarder, Streams
-from holdfast.runtime.host.peers import StoppedProcesses
 from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.run.events import Notice, OutputDropped, Paused
 from holdfast.runtime.system.channel import FDS, Channel, Listener, Message, MessageKinds
 from holdfast.runtime.system.codec import WrongValue
 from holdfast.runtime.system.owned_directory import SOCKET_NAME, make_again
-from holdfast.runtime.system.processes import HeldProcess
+from holdfast.runtime.system.processes import HeldProcess, StoppedProcesses
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS, unblock
 from holdfast.runtime.system.witnessed_time import witnessed_s

@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from holdfast.recovery.event import Event, WorkerExited
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host import host_messages as messages
-from holdfast.runtime.host.host_messages import Down, HostLink, Queue, Up
+from holdfast.runtime.host.host_messages import Down, Up
 from holdfast.runtime.host.limits import HostLimits
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pairs import Ways
@@ -57,6 +57,9 @@ from holdfast.runtime.system.processes import (
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.worker_status import OwnReport, Phase, WorkerLeaving, WorkerStatus
 from holdfast.runtime.worker.stacks import Inquiry
+
+if TYPE_CHECKING:
+    from holdfast.runtime.host.hosted_launch import HostedLaunch
 
 _OF_SAVES: MessageKinds[OfWorker] = MessageKinds(OfWorker)
 _SHARED_MEMORY = Path("/dev/shm")
@@ -425,24 +428,13 @@ class Host:
             reap_others(ours | {self.pool.pid, self.writer.pid, *others})
 
 
-class Listening(Protocol):
-    """A launch, as the host that it is on knows it."""
-
-    @property
-    def calls(self) -> Queue:
-        """What hosts tell is heard one at a time, in order."""
-
-    def hear(self, host: HostLink, message: Up) -> None:
-        """Take note of what a host tells."""
-
-
 class LocalHost:
     """The link between a launch and the host that it is on; both are set before it is used."""
 
     name = ""
     unheard_s = leased_s = 0.0
     host: Host
-    launch: Listening
+    launch: HostedLaunch
 
     def post(self, message: Down, fds: Sequence[int] = ()) -> None:
         """Tell the host something."""

@@ -323,40 +323,6 @@ class HostLink(Protocol):
         """Return the status of a worker that it was told to make, or the mirror of that."""
 
 
-class OtherHost(HostLink, Protocol):
-    """A host that may be lost."""
-
-    @property
-    def pid(self) -> int:
-        """A child of this process that is the connection to it."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether it is connected no more."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is lost, and its connection has ended."""
-
-    def poll(self, now: float) -> None:
-        """Find out whether it is lost."""
-
-    def push(self) -> None:
-        """Send what has changed in the agent's words of the statuses."""
-
-    def give_up(self, why: str) -> None:
-        """Lose a host that is of no use any more."""
-
-    def dismiss(self, why: str) -> None:
-        """Let it end its workers, and lose it then."""
-
-    def end(self) -> None:
-        """Tell it that the job has ended; wait for nothing."""
-
-    def close(self, within_s: float) -> None:
-        """Wait for the end of the connection, which is ended after so long."""
-
-
 class Queue:
     """Calls that are made one at a time, in order: a call from within a call waits for its end."""
 

@@ -18,7 +18,7 @@ import errno
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from holdfast.recovery.event import (
     CheckpointCommitted,
@@ -35,7 +35,7 @@ from holdfast.recovery.world import REFUSED, OneWorld, WorkerId
 from holdfast.runtime.host import host_messages as messages
 from holdfast.runtime.host.fencing import Fencing
 from holdfast.runtime.host.halting import Halting, look_at_ends
-from holdfast.runtime.host.host_messages import Down, HostLink, News, OtherHost, Queue, Up
+from holdfast.runtime.host.host_messages import Down, HostLink, News, Queue, Up
 from holdfast.runtime.host.hosted_worker import (
     GuardHello,
     GuardLink,
@@ -63,6 +63,9 @@ from holdfast.runtime.saving.writer_link import FailedSaves
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 from holdfast.runtime.system.worker_status import OwnReport, RequestFlag, SurvivorsMet
+
+if TYPE_CHECKING:
+    from holdfast.runtime.hosts.remote_host import RemoteHost
 
 OnMessage: TypeAlias = Callable[[HostLink, Up], None]
 OnLost: TypeAlias = Callable[[HostLink, str], None]
@@ -99,7 +102,7 @@ class HostedLaunch:
         self._reactor = reactor
         self._tell = tell
         self._hosts = list(hosts)
-        self._links: list[OtherHost] = []
+        self._links: list[RemoteHost] = []
         """All other hosts, also those that are lost and whose shells have not ended."""
         self.calls = Queue()
         """What hosts tell is heard one at a time, in order."""
@@ -205,7 +208,7 @@ class HostedLaunch:
             self._workers[key] = HostedWorker(worker, launch.generation, host, names[worker])
 
     @property
-    def _others(self) -> list[OtherHost]:
+    def _others(self) -> list[RemoteHost]:
         """The other hosts that take workers."""
         return [host for host in self._links if host in self._hosts]
 
@@ -215,7 +218,7 @@ class HostedLaunch:
         return tuple(host.pid for host in self._links)
 
     def start_host(
-        self, start: Callable[[OnMessage, OnLost], OtherHost], *, is_tried: bool = False
+        self, start: Callable[[OnMessage, OnLost], RemoteHost], *, is_tried: bool = False
     ) -> None:
         """Start another host, for the next launch; ``start`` takes what hears of it.
 
@@ -232,7 +235,7 @@ class HostedLaunch:
         if not is_tried:
             self._add_host(host)
 
-    def _add_host(self, host: OtherHost) -> None:
+    def _add_host(self, host: RemoteHost) -> None:
         self._hosts.append(host)
         self._cold.append(host)
 

@@ -21,7 +21,6 @@ knowledge: the rank's environment and the directory.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import importlib
@@ -68,12 +67,11 @@ _FILES_PER_PEER = 4
 """A worker maps two files of each peer, and Python keeps a descriptor for each; MPI has more."""
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(agent_pid: int, control_fd: int) -> None:
     """Import the modules that the agent names, then fork workers until the agent is gone."""
-    options = _parse(argv)
-    die_with_parent(options.agent)
+    die_with_parent(agent_pid)
     name_process("holdfast-pool")
-    agent = Channel.adopt(options.control_fd)
+    agent = Channel.adopt(control_fd)
     if (line := agent.receive()) is None:
         return  # the agent is gone
     settings = _SETTINGS.decode(line)
@@ -95,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             _Birth(_REQUESTS.decode(asked).config, settings, tuple(asked[FDS]))
             for asked in (line, *agent.drain())
         ]
-        _serve(births, agent, options.agent)
+        _serve(births, agent, agent_pid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +103,6 @@ class _Birth:
     config: Mapping[str, Any]
     settings: PoolSettings
     fds: tuple[int, ...]
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.host.pool")
-    parser.add_argument("--agent", type=int, required=True)
-    parser.add_argument("--control-fd", type=int, required=True)
-    return parser.parse_args(argv)
 
 
 class _ThreadWatch(MetaPathFinder):
@@ -309,7 +300,7 @@ def _status_of(end: SystemExit) -> int:
 if __name__ == "__main__":
     # os._exit, because leftover threads and the unloading of libraries may delay a normal end
     try:
-        main()
+        main(*map(int, sys.argv[1:]))
     except BaseException:
         traceback.print_exc()
         os._exit(1)

@@ -149,10 +149,10 @@ class PoolProcess:
             given.callback(theirs.close)
             stdout, its_stdout = _pipe(kept, given)
             stderr, its_stderr = _pipe(kept, given)
-            command = [*module_command("holdfast.runtime.host.pool"), "--agent", str(os.getpid())]
+            arguments = str(os.getpid()), str(theirs.fileno())
             with blocked():
                 process = subprocess.Popen(
-                    by_env([*command, "--control-fd", str(theirs.fileno())]),
+                    by_env(module_command("holdfast.runtime.host.pool", *arguments)),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=its_stdout,

@@ -33,7 +33,7 @@ from holdfast.runtime.host.limits import HostLimits, HostWatch
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolStart
 from holdfast.runtime.hosts import wire
-from holdfast.runtime.hosts.host_facts import ANSWERS_WITHIN_S, Question, facts
+from holdfast.runtime.hosts.wire import ANSWERS_WITHIN_S, Question, facts
 from holdfast.runtime.run.events import PoolLost
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message, to_message
 from holdfast.runtime.system.devices import VISIBLE

@@ -30,10 +30,17 @@ from pathlib import Path
 
 from holdfast.recovery.placement import HostSlots, place_workers
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.hosts.host_facts import ANSWERS_WITHIN_S, HostFacts, Question, facts
 from holdfast.runtime.hosts.network import JobNetwork, Place, choose, places
 from holdfast.runtime.hosts.remote_host import RemoteShell
-from holdfast.runtime.hosts.wire import ANSWER, EndHost, Unasked
+from holdfast.runtime.hosts.wire import (
+    ANSWER,
+    ANSWERS_WITHIN_S,
+    EndHost,
+    HostFacts,
+    Question,
+    Unasked,
+    facts,
+)
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.numerics import instruction_set, refuse_differences
 from holdfast.runtime.system import network

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.hosts.host_facts import HostFacts
-from holdfast.runtime.system.network import NARROW, Interface, Reached
+from holdfast.runtime.hosts.wire import HostFacts
+from holdfast.runtime.system.network import NARROW, Interface
 
 _LONGEST_PREFIX = 30
 """A network of more bits has no room for many hosts."""
@@ -103,7 +103,7 @@ def _with_all(
     """Return the network of a place, with an address of each host; None if there is none."""
     if not all(sources):
         return None
-    if all(_is_on(source, place.network) for source in sources):
+    if all(IPv4Address(source) in place.network for source in sources):
         return place.network
     around = _around((place.address, *sources))
     if place.network.prefixlen <= _LONGEST_PREFIX or around is None:
@@ -115,17 +115,12 @@ def _with_all(
 def _sources(place: Place, facts: Sequence[HostFacts]) -> tuple[str, ...]:
     """Return the address from which each other host has come to a place, "" if it has not."""
     return tuple(
-        next((w.source for w in host.reached if _is_to(w, place) and not w.is_narrow), "")
+        next(
+            (w.source for w in host.reached if w.network == str(place.network) and not w.is_narrow),
+            "",
+        )
         for host in facts[1:]
     )
-
-
-def _is_to(way: Reached, place: Place) -> bool:
-    return way.network == str(place.network)
-
-
-def _is_on(address: str, network: IPv4Network) -> bool:
-    return Interface("", address, 32).is_on(network)
 
 
 def _speed(network: IPv4Network, facts: Sequence[HostFacts]) -> int:
@@ -199,7 +194,7 @@ def _around(addresses: Iterable[str]) -> IPv4Network | None:
     """Return the smallest network with all of the addresses, None if it is much too large."""
     first, *others = addresses
     network = IPv4Network(first)
-    while not all(_is_on(address, network) for address in others):
+    while not all(IPv4Address(address) in network for address in others):
         network = network.supernet()
         if network.prefixlen < _SHORTEST_PREFIX:
             return None

@@ -41,7 +41,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.host.host_messages import Down, HostLink, MakeWorkers, Traced, Up
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.hosts import wire
-from holdfast.runtime.hosts.host_facts import Question
+from holdfast.runtime.hosts.wire import Question
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.system import become
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message, to_message

@@ -22,8 +22,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.head.batch_job import Chain, ChainedStart
 from holdfast.runtime.host.host_messages import Order
 from holdfast.runtime.host.mpi_trial import Death, RankReport, Trial
-from holdfast.runtime.hosts.host_facts import HostFacts, Question
-from holdfast.runtime.hosts.wire import Changes, FromHead, FromHost
+from holdfast.runtime.hosts.wire import Changes, FromHead, FromHost, HostFacts, Question
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import FaultStruck

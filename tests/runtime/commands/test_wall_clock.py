@@ -22,7 +22,7 @@ FILE_TIMES = ("runtime/keras/script_setup.py",)
 """Compared with the times of files only, which are of the same clock."""
 LOSSES = ("runtime/head/job_setup.py", "runtime/run/failure_history.py")
 """How often hosts were lost of late; a step of the clock makes a host be tried, or left out."""
-HOSTS = ("runtime/hosts/checked_hosts.py", "runtime/hosts/host_facts.py")
+HOSTS = ("runtime/hosts/checked_hosts.py", "runtime/hosts/wire.py")
 """They compare the clocks of hosts, for ``holdfast doctor``."""
 SCRIPTS = ("runtime/script/calls.py",)
 """They speak of the clock that the script reads."""

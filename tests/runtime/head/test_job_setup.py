@@ -39,8 +39,8 @@ from holdfast.runtime.host.launchers import (
 )
 from holdfast.runtime.hosts import checked_hosts
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
-from holdfast.runtime.hosts.host_facts import HostFacts
 from holdfast.runtime.hosts.network import JobNetwork
+from holdfast.runtime.hosts.wire import HostFacts
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.run.checkpoint_events import Checkpoint, Rejected

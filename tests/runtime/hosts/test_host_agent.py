@@ -30,9 +30,8 @@ from holdfast.runtime.host.host_messages import (
     MakeWorkers,
     Up,
 )
-from holdfast.runtime.hosts.host_facts import HostFacts, Question, versions
 from holdfast.runtime.hosts.remote_host import python_there
-from holdfast.runtime.hosts.wire import ANSWER, FROM_HOST, Greeting
+from holdfast.runtime.hosts.wire import ANSWER, FROM_HOST, Greeting, HostFacts, Question, versions
 from holdfast.runtime.system.channel import LineChannel, Message, to_message
 from holdfast.runtime.system.processes import (
     children_of,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.hosts.checked_hosts import Asked
-from holdfast.runtime.hosts.host_facts import HostFacts, Question
+from holdfast.runtime.hosts.wire import HostFacts, Question
 from holdfast.runtime.system.devices import Devices
 from holdfast.runtime.system.network import Interface, Reached
 

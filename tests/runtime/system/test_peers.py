@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.host import peers
-from holdfast.runtime.host.peers import (
+from holdfast.runtime.system import processes
+from holdfast.runtime.system.channel import Channel, Listener
+from holdfast.runtime.system.processes import (
     PeerSilence,
     StoppedProcesses,
     kill_peer,
     kill_standing_parent,
 )
-from holdfast.runtime.system.channel import Channel, Listener
 from holdfast.runtime.system.reactor import Reactor
 
 NOBODY = 1 << 30
@@ -65,7 +65,7 @@ def test_peer_may_be_silent_for_some_seconds_even_if_workers_may_not(
 def stopped(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The processes that are stopped."""
     pids: set[int] = set()
-    monkeypatch.setattr(peers, "is_stopped", pids.__contains__)
+    monkeypatch.setattr(processes, "is_stopped", pids.__contains__)
     return pids
 
 
