@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from holdfast.runtime.run.events import HostRefused
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.network import Interface
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.witnessed_time import witnessed_s
 
 pytestmark = pytest.mark.process
 
@@ -48,7 +49,7 @@ class _Hosts:
     """The two hosts of a job, the links to the other one, and what is told."""
 
     def __init__(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_taken_over: bool = False
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_taken_over: bool
     ) -> None:
         self.now = 0.0
         monkeypatch.setattr(module, "witnessed_s", lambda: self.now)
@@ -75,7 +76,7 @@ class _Hosts:
         self.losses: list[HostLost | None] = []
         self._lost: list[str] = []
         self.reactor = Reactor()
-        self.output = OutputForwarder({}, verbose=False)
+        self.output = OutputForwarder(lambda *_: None, verbose=False)
         self.why_not = ""
         launch = SimpleNamespace(start_host=self._add, admit=self._admit)
         agent: Any = SimpleNamespace(
@@ -99,7 +100,7 @@ class _Hosts:
     def serve(self, is_over: Any) -> None:
         """Let the loop of an agent run until something is so, and tell the head of losses."""
         while not is_over():
-            self.links[-1].poll(self.now)
+            self.links[-1].poll(witnessed_s())
             self.reactor.run_once(0.01)
         while self._lost:
             self.losses.append(self.hosts.lose(HostLost(self._lost.pop(), "its link is cut", ())))
@@ -122,10 +123,23 @@ class _Hosts:
         self.reactor.close()
 
 
+@pytest.fixture
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., _Hosts]]:
+    begun: list[_Hosts] = []
+
+    def begin(*, is_taken_over: bool = False) -> _Hosts:
+        begun.append(_Hosts(tmp_path, monkeypatch, is_taken_over=is_taken_over))
+        return begun[-1]
+
+    yield begin
+    for found in begun:
+        found.close()
+
+
 def test_host_that_has_changed_stays_out_is_told_once_and_comes_back_when_it_is_mended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., _Hosts],
 ) -> None:
-    found = _Hosts(tmp_path, monkeypatch)
+    found = begin()
     other = {**found.begun[1].versions, "numpy": "2.1.0"}
     found.answer.write_text(json.dumps(to_plain(replace(found.begun[1], versions=other))))
     found.hosts.poll(0.0)
@@ -138,7 +152,6 @@ def test_host_that_has_changed_stays_out_is_told_once_and_comes_back_when_it_is_
     found.answer.write_text(json.dumps(to_plain(found.begun[1])))
     found.try_again(8 * FIRST_TRY_AFTER_S)
     found.serve(lambda: isinstance(found.told[-1], HostBack))
-    found.close()
 
     assert missing == ["b"]
     assert found.tries == [False, True, True, True, True]
@@ -152,9 +165,9 @@ def test_host_that_has_changed_stays_out_is_told_once_and_comes_back_when_it_is_
 
 
 def test_host_that_others_do_not_reach_stays_out_until_they_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., _Hosts],
 ) -> None:
-    found = _Hosts(tmp_path, monkeypatch)
+    found = begin()
     found.answer.write_text(json.dumps(to_plain(found.begun[1])))
     found.hosts.poll(0.0)
     found.lose()
@@ -166,7 +179,6 @@ def test_host_that_others_do_not_reach_stays_out_until_they_do(
     found.why_not = ""
     found.try_again(2 * FIRST_TRY_AFTER_S)
     found.serve(lambda: isinstance(found.told[-1], HostBack))
-    found.close()
 
     assert missing == ["b"]
     assert found.losses[1:] == [None]
@@ -175,16 +187,15 @@ def test_host_that_others_do_not_reach_stays_out_until_they_do(
 
 
 def test_host_of_a_head_that_takes_over_hears_of_its_workers_when_it_was_examined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., _Hosts],
 ) -> None:
-    found = _Hosts(tmp_path, monkeypatch, is_taken_over=True)
+    found = begin(is_taken_over=True)
     found.answer.write_text(json.dumps(to_plain(found.begun[1])))
 
     placed = found.hosts.place(2)
     found.links[-1].post(MakeWorkers(4, (WorkerId(1),)))
     found.links[-1].push()
     found.serve(lambda: "Ping" in found.heard())
-    found.close()
 
     assert placed == ("a", "b")
     assert found.tries == [False]
@@ -193,9 +204,9 @@ def test_host_of_a_head_that_takes_over_hears_of_its_workers_when_it_was_examine
 
 
 def test_changed_host_is_lost_to_a_head_that_takes_over_and_not_to_blame(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., _Hosts],
 ) -> None:
-    found = _Hosts(tmp_path, monkeypatch, is_taken_over=True)
+    found = begin(is_taken_over=True)
     other = {**found.begun[1].versions, "numpy": "2.1.0"}
     found.answer.write_text(json.dumps(to_plain(replace(found.begun[1], versions=other))))
 
@@ -205,7 +216,7 @@ def test_changed_host_is_lost_to_a_head_that_takes_over_and_not_to_blame(
     placed = found.hosts.place(1)
     found.try_again(FIRST_TRY_AFTER_S)
     found.serve(lambda: found.links[-1].is_lost)
-    found.close()
+    found.links[-1].close(60.0)
 
     assert placed == ("a",)
     assert found.losses == [HostLost("b", "its link is cut", (), 1), None]
@@ -215,28 +226,26 @@ def test_changed_host_is_lost_to_a_head_that_takes_over_and_not_to_blame(
 
 
 def test_loss_while_the_own_link_is_down_blames_that_and_no_other_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., _Hosts],
 ) -> None:
-    found = _Hosts(tmp_path, monkeypatch)
+    found = begin()
     found.hosts.poll(0.0)
     found.is_up = False
     found.lose()
-    found.close()
 
     reason = "the link of a itself to 10.1.0.0/16 is down (ib0 10.1.0.1/16)"
     assert found.losses == [HostLost("b", reason, (), 1)]
 
 
 def test_next_launch_waits_for_the_lease_of_a_lost_host_that_may_have_the_whole_world(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., _Hosts],
 ) -> None:
-    found = _Hosts(tmp_path, monkeypatch)
+    found = begin()
     assert found.hosts.why_wait(0.0) == ""
 
     found.hosts.lose(HostLost("b", "", (), leased_s=7.0))
     found.now = 2.0
     found.hosts.hold("another host", 1.0)
-    found.close()
 
     reason = found.hosts.why_wait(found.now)
     assert reason.startswith("b may not know yet that it is lost, and its workers may live on")
