@@ -49,7 +49,7 @@ class Head:
 
     def __init__(self, folder: Path, hosts: int, workers: int) -> None:
         self.reactor = Reactor()
-        self.output = OutputForwarder(Streams(), verbose=False)
+        self.output = OutputForwarder(Streams().put, verbose=False)
         self.lost: list[str] = []
         self.ready = 0
         self._polled_at = witnessed_s()

@@ -101,7 +101,6 @@ def _measure(
                 ranks=len(names),
                 directory=launch,
                 guard=(str(program),),
-                as_root=True,
                 terms=LaunchTerms(IPv4Network(NETWORK), tuple(map(tuple, options.mca))),
             )
             rows: list[harness.Record] = harness.result_of(line, cluster.entering(cluster.head))

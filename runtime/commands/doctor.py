@@ -32,7 +32,6 @@ from holdfast.runtime.host.launchers import (
 from holdfast.runtime.host.mpi_trial import FIRST_DEATH, PLAIN_START, run_trial
 from holdfast.runtime.hosts.checked_hosts import (
     Asked,
-    Asking,
     ask_hosts,
     common_numerics,
     differences,
@@ -40,7 +39,7 @@ from holdfast.runtime.hosts.checked_hosts import (
     settle_hosts,
     unlike_devices,
 )
-from holdfast.runtime.hosts.network import choose, places
+from holdfast.runtime.hosts.network import Place, choose, places
 from holdfast.runtime.hosts.wire import Question
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.option import DOCTOR, RUN, pair_of
@@ -217,28 +216,34 @@ def examine_hosts(options: JobOptions, library: MpiLibrary) -> Iterator[Diagnosi
         return
     names = [host.name for host in hosts]
     try:
-        asking = _asked(options, names, library)
+        asked, question, tried = _asked(options, names, library)
     except (UsageError, OSError) as error:
         yield Diagnosis("hosts", str(error), is_good=False)
         return
-    yield from (_host(host, one) for host, one in zip(hosts, asking.asked, strict=True))
-    for sentence in (
-        *differences(asking.asked, asking.question),
-        *unlike_devices(hosts, asking.asked),
-    ):
+    found = [one.facts for one in asked if one.facts is not None]
+    yield from (_host(host, one) for host, one in zip(hosts, asked, strict=True))
+    for sentence in (*differences(asked, question), *unlike_devices(hosts, asked)):
         yield Diagnosis("hosts", sentence, is_good=False)
-    if len(asking.found) == len(hosts):
-        for sentence in may_differ(hosts, asking.found):
+    if len(found) == len(hosts):
+        for sentence in may_differ(hosts, found):
             yield Diagnosis("hosts", f"{sentence} (--strict refuses them)")
-    variables = common_numerics(os.environ, asking.found)
+    variables = common_numerics(os.environ, found)
     if variables:
         words = " ".join(f"{name}={value}" for name, value in variables.items())
         yield Diagnosis("processors", f"they differ: all workers would have {words}")
-    if len(asking.found) == len(names):
-        yield from _network(options, names, asking)
+    if len(found) == len(names):
+        try:
+            network, addresses = choose(options.network, names, found, tried)
+        except UsageError as error:
+            yield Diagnosis("network", str(error), is_good=False)
+        else:
+            shown = ", ".join(f"{n} {a}" for n, a in zip(names, addresses, strict=True))
+            yield Diagnosis("network", f"{network}: {shown}")
 
 
-def _asked(options: JobOptions, names: Sequence[str], library: MpiLibrary) -> Asking:
+def _asked(
+    options: JobOptions, names: Sequence[str], library: MpiLibrary
+) -> tuple[list[Asked], Question, tuple[Place, ...]]:
     """Ask all hosts, with a file in the run directory that proves that they share it."""
     token = secrets.token_hex(16)
     with tempfile.NamedTemporaryFile(dir=options.run_dir, prefix=".holdfast-doctor-") as proof:
@@ -248,10 +253,10 @@ def _asked(options: JobOptions, names: Sequence[str], library: MpiLibrary) -> As
         for directory in dict.fromkeys((Path.cwd(), logical_directory())):  # as a job does
             place = seen_from(replace(options, run_dir=Path(proof.name)), directory).run_dir
             question = Question(directory, None, place, token, library.mpiexec)
-            asking = ask_hosts(options, names, question, lambda _: None)  # it is no job that waits
-            if all(facts.has_cwd for facts in asking.found):
+            asked, tried = ask_hosts(options, names, question, lambda _: None)  # no job waits
+            if all(one.facts is None or one.facts.has_cwd for one in asked):
                 break
-        return asking
+        return asked, question, tried
 
 
 def _host(host: HostSlots, one: Asked) -> Diagnosis:
@@ -273,14 +278,3 @@ def _host(host: HostSlots, one: Asked) -> Diagnosis:
         word = "ahead" if one.clock_ahead_s > 0 else "behind"
         parts.append(f"its clock is {abs(one.clock_ahead_s):.0f} s {word}: set both by NTP")
     return Diagnosis(subject, ", ".join(parts))
-
-
-def _network(options: JobOptions, names: Sequence[str], asking: Asking) -> Iterator[Diagnosis]:
-    """Yield the network that a job would take."""
-    try:
-        network = choose(options.network, names, asking.found, asking.tried)
-    except UsageError as error:
-        yield Diagnosis("network", str(error), is_good=False)
-        return
-    shown = ", ".join(f"{n} {a}" for n, a in zip(names, network.addresses, strict=True))
-    yield Diagnosis("network", f"{network.network}: {shown}")

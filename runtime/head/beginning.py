@@ -127,7 +127,7 @@ def _of_hosts(setup: JobSetup) -> Iterator[str]:
         return
     placed = Counter(place_workers(workers, checked.hosts))
     named = ", ".join(f"{host.name}:{placed[host.name]}" for host in checked.hosts)
-    yield f"{count(len(checked.hosts), 'host')} on the network {checked.network.network}: {named}"
+    yield f"{count(len(checked.hosts), 'host')} on the network {checked.network}: {named}"
     if checked.variables:
         words = " ".join(f"{name}={value}" for name, value in checked.variables.items())
         yield f"the processors of the hosts differ: all workers have {words}"

@@ -193,8 +193,8 @@ class JobSetup:
             lost_lines=self.journal.lost,
             hosts=() if checked is None else checked.hosts,
             losses={} if checked is None else _losses_in(options),
-            network=None if checked is None else str(checked.network.network),
-            addresses=() if checked is None else checked.network.addresses,
+            network=None if checked is None else str(checked.network),
+            addresses=() if checked is None else checked.addresses,
             facts=() if checked is None else tuple(map(to_plain, checked.facts)),
         )
 
@@ -337,7 +337,7 @@ def _try_mpi_here(start: Start) -> None:
 def _try_mpi(start: Start) -> None:
     """Refuse an MPI that this job cannot rely on, used as the job will use it."""
     options, hosts = start.options, start.checked_hosts
-    network = None if hosts is None else hosts.network.network
+    network = None if hosts is None else hosts.network
     terms = LaunchTerms(network, tuple(pair_of(setting) for setting in options.mca))
     needed = Trust.ONE if options.shrink else Trust.RELAUNCH
     require(start.library, os.environ, needed, terms)

@@ -117,7 +117,7 @@ class Agent:
         self.streams = Streams()
         self._poll_s = pulse_interval_s(settings.heartbeat_timeout_s)
         self._pauses = PauseWatch(self._poll_s)
-        self.output = OutputForwarder(self.streams, verbose=settings.verbose)
+        self.output = OutputForwarder(self.streams.put, verbose=settings.verbose)
         """Shows the output of workers, and of other hosts."""
         self._dropped_told = 0
         self._polled_at = witnessed_s()

@@ -62,7 +62,10 @@ def main() -> None:
     launcher = os.getppid()
     launcher_end = os.pidfd_open(launcher)
     agent = _connect(os.environ["HOLDFAST_AGENT"])
-    _greet(agent)
+    try:
+        _greet(agent)
+    except OSError:  # the agent has gone meanwhile
+        _die()
     if os.getppid() != launcher:
         _die()  # the descriptor may stand for a process that took the number over
     _wait(agent, launcher_end)

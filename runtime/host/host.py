@@ -260,7 +260,7 @@ class Host:
             if process is not None:
                 answer = partial(self._found, question.case, process)
                 self._silence.ask(process, answer, is_evidence=question.is_evidence)
-        self._silence.answer_at_once()
+        self._silence.answer_known()
 
     def _found(self, case: int, process: WorkerProcess, inquiry: Inquiry) -> None:
         self._tell(

@@ -65,8 +65,10 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Network
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeAlias
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.system.own_process import answer_of, home_for_mpi
@@ -108,22 +110,8 @@ _NETWORK = "{network}"
 """Stands for the network of a launch between hosts, as CIDR."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A setting of Open MPI, PRRTE or PMIx, on mpiexec's command line."""
-
-    flag: str
-    key: str
-    value: str
-
-    @property
-    def words(self) -> tuple[str, str, str]:
-        """The words of the command line."""
-        return self.flag, self.key, self.value
-
-
-def _mca(key: str, value: str) -> Parameter:
-    return Parameter("--mca", key, value)
+Parameter: TypeAlias = tuple[str, str, str]
+"""A setting of Open MPI, PRRTE or PMIx on mpiexec's command line: flag, key and value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,25 +145,25 @@ OPEN_MPI = Launcher(
         *("--map-by", "slot:OVERSUBSCRIBE"),
     ),
     parameters=(
-        Parameter("--prtemca", "prte_default_hostfile", "none"),
-        _mca("pml", "ob1"),
-        _mca("btl", "self,sm"),
-        _mca("coll", "^han,adapt"),
-        _mca("mpi_add_procs_cutoff", str(_ADD_PROCS_CUTOFF)),
-        _mca("shmem", "mmap"),
-        _mca("opal_signal", ""),
+        ("--prtemca", "prte_default_hostfile", "none"),
+        ("--mca", "pml", "ob1"),
+        ("--mca", "btl", "self,sm"),
+        ("--mca", "coll", "^han,adapt"),
+        ("--mca", "mpi_add_procs_cutoff", str(_ADD_PROCS_CUTOFF)),
+        ("--mca", "shmem", "mmap"),
+        ("--mca", "opal_signal", ""),
     ),
     network_parameters=(
-        _mca("btl", "self,tcp"),
-        _mca("coll", "^han,adapt,sm"),
-        _mca("btl_tcp_if_include", _NETWORK),
-        _mca("btl_tcp_disable_family", "6"),
-        _mca("btl_tcp_flags", "send"),
-        _mca("btl_tcp_links", "1"),
-        _mca("btl_tcp_eager_limit", str(_EAGER_BYTES)),
-        Parameter("--prtemca", "pmix_remote_connections", "1"),
-        Parameter("--pmixmca", "gds", "hash"),
-        Parameter("--pmixmca", "ptl_tcp_if_include", _NETWORK),
+        ("--mca", "btl", "self,tcp"),
+        ("--mca", "coll", "^han,adapt,sm"),
+        ("--mca", "btl_tcp_if_include", _NETWORK),
+        ("--mca", "btl_tcp_disable_family", "6"),
+        ("--mca", "btl_tcp_flags", "send"),
+        ("--mca", "btl_tcp_links", "1"),
+        ("--mca", "btl_tcp_eager_limit", str(_EAGER_BYTES)),
+        ("--prtemca", "pmix_remote_connections", "1"),
+        ("--pmixmca", "gds", "hash"),
+        ("--pmixmca", "ptl_tcp_if_include", _NETWORK),
     ),
     ulfm_options=(
         *("--with-ft", "ulfm"),
@@ -349,14 +337,12 @@ class LaunchTerms:
 
     def parameters(self, launcher: Launcher) -> tuple[Parameter, ...]:
         """Return the settings of a launch; mpiexec refuses one that is given twice."""
-        settings = {parameter.key: parameter for parameter in launcher.parameters}
+        settings = {key: (flag, key, value) for flag, key, value in launcher.parameters}
         if self.network is not None:
-            for parameter in launcher.network_parameters or ():
-                value = parameter.value.replace(_NETWORK, str(self.network))
-                settings[parameter.key] = Parameter(parameter.flag, parameter.key, value)
+            for flag, key, value in launcher.network_parameters or ():
+                settings[key] = flag, key, value.replace(_NETWORK, str(self.network))
         for key, value in self.mca:
-            flag = settings[key].flag if key in settings else "--mca"
-            settings[key] = Parameter(flag, key, value)
+            settings[key] = settings.get(key, ("--mca",))[0], key, value
         return tuple(settings.values())
 
     def __str__(self) -> str:
@@ -374,7 +360,7 @@ class LaunchLine:
 
     ``directory`` exists and is private to the launch (mode 0700).  Its maker removes it
     when mpiexec has ended.  ``ulfm`` false starts a job that dies whole with its first
-    rank.  ``as_root`` permits mpiexec to run as root.  ``launcher`` is the kind of mpiexec.
+    rank.  ``launcher`` is the kind of mpiexec.
     """
 
     mpiexec: Path
@@ -382,7 +368,6 @@ class LaunchLine:
     directory: Path
     guard: tuple[str, ...]
     ulfm: bool = True
-    as_root: bool = False
     launcher: Launcher = OPEN_MPI
     terms: LaunchTerms = ON_ONE_HOST
 
@@ -398,10 +383,10 @@ class LaunchLine:
         kind = self.launcher
         return (
             str(self.mpiexec),
-            *(kind.root_options if self.as_root else ()),
+            *(kind.root_options if os.geteuid() == 0 else ()),
             *(kind.ulfm_options if self.ulfm and kind.ulfm_options else ()),
             *kind.options,
-            *(word for parameter in self.terms.parameters(kind) for word in parameter.words),
+            *chain.from_iterable(self.terms.parameters(kind)),
             *((*kind.directory_options, str(self.directory)) if kind.directory_options else ()),
             *("-n", str(self.ranks)),
             *self.guard,

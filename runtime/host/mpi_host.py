@@ -178,7 +178,6 @@ class MpiHost:
             directory=directory,
             guard=(sys.executable, "-I", "-S", str(guard_file.__file__)),
             ulfm=order.ulfm,
-            as_root=os.geteuid() == 0,
             launcher=LAUNCHERS[order.library],
             terms=LaunchTerms(
                 None if order.network is None else IPv4Network(order.network, strict=False),

@@ -91,7 +91,6 @@ class _Player:
         ids = tuple(WorkerId(worker) for worker in range(trial.ranks))
         self._trial = trial
         self._death = next((death for death in trial.deaths if death.rank == rank), None)
-        self._first = communicator
         self._membership: Membership = Membership(
             WorkerId(rank),
             World(1, ids, trial.ranks),

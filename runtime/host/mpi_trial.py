@@ -186,7 +186,6 @@ def run_trial(
                 "holdfast.runtime.host.mpi_rank", str(directory), encode(trial).decode()
             ),
             ulfm=trial.ulfm,
-            as_root=os.geteuid() == 0,
             launcher=library.launcher,
             terms=terms,
         )

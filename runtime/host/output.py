@@ -33,7 +33,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Logged
@@ -162,25 +161,12 @@ class Forwarded:
         return self.prefix + complete[:-1].replace(b"\n", b"\n" + self.prefix) + b"\n"
 
 
-class Sink(Protocol):
-    """What takes whole lines, and never waits."""
-
-    def put(self, lines: bytes) -> None:
-        """Take lines, each with its end."""
-
-
-class Sinks(Protocol):
-    """Where lines for stdout (1) and stderr (2) go; it may change."""
-
-    def __getitem__(self, fd: int) -> Sink:
-        """Return the present sink."""
-
-
 class OutputForwarder:
     """The thread that forwards output; hides Open MPI's own noise unless ``verbose``."""
 
-    def __init__(self, streams: Sinks, *, verbose: bool) -> None:
-        self._streams = streams
+    def __init__(self, put: Callable[[int, bytes], None], *, verbose: bool) -> None:
+        """Take what puts whole lines to stdout (1) or stderr (2), and never waits."""
+        self.put = put
         self._verbose = verbose
         self.speaker: int | None = None
         """The worker whose lines are shown; unless verbose, those of others are not."""
@@ -210,10 +196,6 @@ class OutputForwarder:
         self._new.append(stream)
         os.write(self._wake_write, b"w")
         return stream
-
-    def show(self, fd: int, lines: bytes) -> None:
-        """Show lines that another host has forwarded, as they are."""
-        self._streams[fd].put(lines)
 
     def close(self, timeout_s: float) -> None:
         """Wait until all pipes have ended, at most ``timeout_s``; then stop forwarding."""
@@ -283,7 +265,7 @@ class OutputForwarder:
         if stream.worker is not None and stream.worker >= 0:
             self.logged.put(stream.worker, lines)
         if self._verbose or stream.worker in (None, self.speaker):
-            self._streams[stream.sink_fd].put(stream.prefixed(lines))
+            self.put(stream.sink_fd, stream.prefixed(lines))
 
     def _finish(self, stream: Forwarded) -> None:
         stream.is_finished = True
@@ -383,6 +365,10 @@ class Streams:
     def __getitem__(self, fd: int) -> LineSink:
         """Return the sink of ``OUT`` or ``ERR``."""
         return self._sinks[fd]
+
+    def put(self, fd: int, lines: bytes) -> None:
+        """Show whole lines."""
+        self[fd].put(lines)
 
     @property
     def dropped(self) -> int:

@@ -247,7 +247,7 @@ class SilenceWatch:
             if not is_patient and worker not in asked:
                 self.ask(found[worker], self._fence(found[worker], silent_s))
         is_inquiring = self.is_inquiring
-        self._go_on()
+        self.answer_known()
         return is_inquiring
 
     def ask(
@@ -262,15 +262,12 @@ class SilenceWatch:
             inquiry = Inquiry(process.pid, process.page, self._now)
             self._questions.append(_Question(process, inquiry, conclude, is_evidence))
 
-    def answer_at_once(self) -> None:
-        """Answer the questions of whom there is nothing to wait for."""
-        self._go_on()
-
     def forget(self) -> None:
         """Let go of the questions that are open: another launch begins."""
         self._questions = []
 
-    def _go_on(self) -> None:
+    def answer_known(self) -> None:
+        """Answer the questions of which all is known that will be."""
         over = [question for question in self._questions if question.poll(self._now)]
         self._questions = [question for question in self._questions if question not in over]
         for question in over:

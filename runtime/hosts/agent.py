@@ -71,21 +71,6 @@ _THIS_STEPS = ("SLURM_PROCID", "SLURM_LOCALID", *VISIBLE)
 """Variables that a host or its scheduler sets for itself: those of the head mean nothing here."""
 
 
-class _Sink:
-    """Lines for one of the head's streams; the thread that forwards output puts them here."""
-
-    def __init__(self, lines: deque[tuple[int, bytes]], fd: int, wake_fd: int) -> None:
-        self._lines = lines
-        self._fd = fd
-        self._wake_fd = wake_fd
-
-    def put(self, lines: bytes) -> None:
-        """Keep lines until the agent's loop sends them."""
-        if lines:
-            self._lines.append((self._fd, lines))
-            os.write(self._wake_fd, b"w")
-
-
 class HostAgent:
     """The loop of a host's agent.
 
@@ -109,11 +94,10 @@ class HostAgent:
         self._pieces: deque[tuple[int, bytes]] = deque()
         """What is to be sent of them."""
         self._waiting_bytes = self._untaken_bytes = self._dropped = 0
-        wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_write, False)
+        wake_read, self._wake_fd = os.pipe()
+        os.set_blocking(self._wake_fd, False)
         self._reactor.watch(wake_read, lambda: self._take_output(wake_read))
-        sinks = {fd: _Sink(self._lines, fd, wake_write) for fd in (1, 2)}
-        self._output = OutputForwarder(sinks, verbose=greeting.verbose)
+        self._output = OutputForwarder(self._keep_output, verbose=greeting.verbose)
         self._output.logged.is_held = lambda: self._untaken_bytes >= _UNTAKEN_BYTES
         self._mirrored: dict[tuple[int, WorkerId], tuple[WorkerStatus, StatusChanges]] = {}
         self._seen: Seen | None = None
@@ -241,6 +225,12 @@ class HostAgent:
         changed = tuple(found for found in looks if found.words)
         if changed:
             self._post(wire.Words(changed, time.monotonic()))
+
+    def _keep_output(self, fd: int, lines: bytes) -> None:
+        """Keep lines until the loop sends them; the thread that forwards output brings them."""
+        if lines:
+            self._lines.append((fd, lines))
+            os.write(self._wake_fd, b"w")
 
     def _take_output(self, wake_fd: int) -> None:
         os.read(wake_fd, 1 << 16)

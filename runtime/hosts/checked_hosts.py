@@ -26,11 +26,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Network
 from pathlib import Path
 
 from holdfast.recovery.placement import HostSlots, place_workers
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.hosts.network import JobNetwork, Place, choose, places
+from holdfast.runtime.hosts.network import Place, choose, places
 from holdfast.runtime.hosts.remote_host import RemoteShell
 from holdfast.runtime.hosts.wire import (
     ANSWER,
@@ -99,7 +100,9 @@ class CheckedHosts:
     """The hosts of a job on which it may begin, that of the head first."""
 
     hosts: tuple[HostSlots, ...]
-    network: JobNetwork
+    network: IPv4Network
+    addresses: tuple[str, ...]
+    """Those of each host on it, as ``hosts``."""
     threads: int
     """What each worker can have on every host."""
     facts: tuple[HostFacts, ...]
@@ -108,21 +111,6 @@ class CheckedHosts:
     """What the environment of all processes must say, so that their processors compute alike."""
     unlike: tuple[str, ...] = ()
     """A sentence for each thing by which their bits may differ."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """All hosts of a job, asked at the same time: the question, and what has come of it."""
-
-    question: Question
-    tried: tuple[Place, ...]
-    """Where the head has listened for the others."""
-    asked: tuple[Asked, ...]
-
-    @property
-    def found(self) -> list[HostFacts]:
-        """What the hosts have said that have said something."""
-        return [one.facts for one in self.asked if one.facts is not None]
 
 
 def check_hosts(
@@ -142,16 +130,16 @@ def check_hosts(
     """
     names = [host.name for host in hosts]
     question = Question(cwd, options.script, *lease, mpiexec)
-    asking = ask_hosts(options, names, question, tell)
-    refuse([one.fault for one in asking.asked if one.fault])
-    refuse([*differences(asking.asked, asking.question), *unlike_devices(hosts, asking.asked)])
-    found = asking.found
+    asked, tried = ask_hosts(options, names, question, tell)
+    refuse([one.fault for one in asked if one.fault])
+    refuse([*differences(asked, question), *unlike_devices(hosts, asked)])
+    found = [one.facts for one in asked if one.facts is not None]
     unlike = tuple(may_differ(hosts, found))
     if options.strict:
         refuse_differences("the hosts of the job differ", unlike)
     return CheckedHosts(
         hosts,
-        choose(options.network, names, found, asking.tried),
+        *choose(options.network, names, found, tried),
         threads=threads_of_all(options.workers, hosts, found),
         facts=tuple(found),
         variables=common_numerics(os.environ, found),
@@ -161,18 +149,17 @@ def check_hosts(
 
 def ask_hosts(
     options: JobOptions, names: Sequence[str], question: Question, tell: Callable[[str], None]
-) -> Asking:
-    """Ask all hosts a question, and who reaches the head on which network.
+) -> tuple[list[Asked], tuple[Place, ...]]:
+    """Ask all hosts a question, and who reaches the head where; return where it listened, too.
 
     Raises:
         UsageError: the network that ``--network`` names is none of this host.
     """
     tried = places(options.network, interfaces(), names[0])
     word = secrets.token_hex(8)
-    with MeetingPlace(((place.network, place.address) for place in tried), word) as meeting:
+    with MeetingPlace(tried, word) as meeting:
         question = replace(question, meetings=meeting.meetings, word=word)
-        asked = ask_all(names, RemoteShell.of(options.rsh), question, tell)
-    return Asking(question, tried, tuple(asked))
+        return ask_all(names, RemoteShell.of(options.rsh), question, tell), tried
 
 
 def ask_all(

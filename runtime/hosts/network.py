@@ -14,8 +14,8 @@ network around the addresses is taken, if each host has but one address there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
+from typing import NamedTuple
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.hosts.wire import HostFacts
@@ -28,20 +28,11 @@ _SHORTEST_PREFIX = 8
 """No private network has fewer bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A network that the hosts may speak on, and the head's address there."""
 
     network: IPv4Network
     address: str
-
-
-@dataclass(frozen=True, slots=True)
-class JobNetwork:
-    """The network between the hosts of a job, and each host's address on it, in their order."""
-
-    network: IPv4Network
-    addresses: tuple[str, ...]
 
 
 def places(wanted: str | None, own: Sequence[Interface], head: str) -> tuple[Place, ...]:
@@ -68,20 +59,20 @@ def places(wanted: str | None, own: Sequence[Interface], head: str) -> tuple[Pla
 
 def choose(
     wanted: str | None, names: Sequence[str], facts: Sequence[HostFacts], tried: Sequence[Place]
-) -> JobNetwork:
-    """Return the network that all hosts reach the head on, which is the first of them.
+) -> tuple[IPv4Network, tuple[str, ...]]:
+    """Return the network that all hosts reach the head on, the first, and their addresses there.
 
     Raises:
         UsageError: there is none; it names what was tried, and what would do.
     """
     found = [(place, _sources(place, facts)) for place in tried]
     joined = [
-        JobNetwork(network, (place.address, *sources))
+        (network, (place.address, *sources))
         for place, sources in found
         if (network := _with_all(place, sources, facts)) is not None
     ]
     if joined:
-        return max(joined, key=lambda one: _speed(one.network, facts))  # the first of equals
+        return max(joined, key=lambda one: _speed(one[0], facts))  # the first of equals
     narrow = [
         f"{name} to {names[0]} on {way.network}"
         for name, host in zip(names[1:], facts[1:], strict=True)

@@ -379,7 +379,7 @@ class RemoteHost:
             self._ping()
 
     def _show(self, output: wire.Output) -> None:
-        self._output.show(output.fd, output.lines.encode(wire.TEXT))
+        self._output.put(output.fd, output.lines.encode(wire.TEXT))
 
     def _first_pings(self) -> HostPings:
         return HostPings(max(self._timeout_s, _FIRST_ANSWER_WITHIN_S), witnessed_s())
@@ -421,18 +421,17 @@ class RemoteHost:
         if is_cut and not self._why_dismissed:
             self._has_no_shell = True
         else:
-            self.give_up(self._why_ended())
-
-    def _why_ended(self) -> str:
-        words = " ".join(self._said.last_lines()[-2:]).strip().rstrip(".")
-        return words or "the connection has ended"
+            words = " ".join(self._said.last_lines()[-2:]).strip().rstrip(".")
+            self.give_up(words or "the connection has ended")
 
     def give_up(self, why: str) -> None:
         """Lose a host that is of no use any more."""
         if self.is_lost:
             return
         self.is_lost = True
-        self._disconnect()
+        self._reactor.forget(self._channel)
+        self._channel.flush()
+        self._channel.close()
         self._mirrors.clear()
         with contextlib.suppress(ProcessLookupError):  # one whose link is dead waits for minutes
             os.killpg(self._shell.pid, signal.SIGTERM)
@@ -442,11 +441,6 @@ class RemoteHost:
     def has_ended(self) -> bool:
         """Whether the host is lost and its shell is gone."""
         return self.is_lost and self._shell.poll() is not None
-
-    def _disconnect(self) -> None:
-        self._reactor.forget(self._channel)
-        self._channel.flush()
-        self._channel.close()
 
 
 def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -43,7 +43,7 @@ proof = directory.lease_path, directory.acquire_lease().token
 try:
     hosts, mpiexec = settle_hosts(options), find_mpiexec()
     found = check_hosts(options, Path.cwd(), hosts, mpiexec, proof, lambda _: None)
-    print(json.dumps([str(found.network.network), *found.network.addresses]))
+    print(json.dumps([str(found.network), *found.addresses]))
 except UsageError as error:
     print(json.dumps(str(error)))
 """

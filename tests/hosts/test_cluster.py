@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -178,38 +178,6 @@ def test_a_shaped_link_lets_no_more_pass_than_its_rate(cluster: Cluster) -> None
         took_s = float(cluster.run("a", ask).stdout)
     assert took_s > 0.7  # 1 MB at 1 MB a second, but for what the buckets hold at the start
     assert 1_000_000 < cluster.bytes_sent("a") - before < 1_500_000
-
-
-def test_the_end_of_a_lost_host_spares_who_has_its_namespaces_name(tmp_path: Path) -> None:
-    """The kernel gives the name of a namespace that is free to the next one."""
-    if reason := why_not():
-        pytest.skip(reason)
-    with ExitStack() as others:
-        with Cluster(tmp_path, ("a", "b")) as cluster:
-            name = cluster.run("b", ["readlink", "/proc/self/ns/net"]).stdout.strip()
-            cluster.kill("b")
-            for _ in range(200):
-                other = others.enter_context(_in_a_network_of_its_own())
-                if os.readlink(f"/proc/{other.pid}/ns/net") == name:
-                    break
-            else:
-                pytest.skip(f"somebody else has {name}")
-            assert cluster.processes("b") == {}
-            cluster.kill("b")
-        assert other.poll() is None
-
-
-@contextmanager
-def _in_a_network_of_its_own() -> Iterator[subprocess.Popen[str]]:
-    words = ["unshare", "--net", "sh", "-c", "echo; exec sleep 600"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_nothing_outlives_a_test_that_is_killed(tmp_path: Path) -> None:

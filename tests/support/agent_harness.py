@@ -102,7 +102,7 @@ class AgentHarness:
         """Start a real MPI job of guards."""
         private = self.directory / f"launch-{generation}"
         private.mkdir()
-        line = LaunchLine(find_mpiexec(), ranks, private, GUARD, as_root=os.getuid() == 0)
+        line = LaunchLine(find_mpiexec(), ranks, private, GUARD)
         guard_environment = self._guard_environment(generation)
         return self._start(line.command(), line.environment(os.environ, **guard_environment))
 

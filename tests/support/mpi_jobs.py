@@ -38,7 +38,6 @@ def play_on_mpi(
         ranks=ranks,
         directory=directory,
         guard=(sys.executable, str(path), str(directory), *names),
-        as_root=os.geteuid() == 0,
         terms=LaunchTerms(mca=tuple(mca)),
     )
     with (directory / "output").open("wb") as output:

@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import QUESTION, asked, on_lan
+from probed import asked, on_lan
 
 from holdfast.runtime.commands import doctor
 from holdfast.runtime.commands.doctor import examine_hosts
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.host.launchers import MpiLibrary
-from holdfast.runtime.hosts.checked_hosts import Asked, Asking
+from holdfast.runtime.hosts.checked_hosts import Asked
 from holdfast.runtime.hosts.network import places
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.option import read_hosts
 from holdfast.runtime.system.devices import Devices
+from holdfast.runtime.system.own_process import logical_directory
 
 LIBRARY = MpiLibrary(Path("/opt/mpiexec"), "5.0.9")
 
@@ -28,9 +29,9 @@ def findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         own = asked("a", **on_lan(1))
         tried = places(None, own.facts.interfaces if own.facts else (), "a")
 
-        def ask(_options: object, _names: list[str], question: Any, _tell: object) -> Asking:
+        def ask(_options: object, _names: list[str], question: Any, _tell: object) -> Any:
             assert question.proof.read_text() == question.token
-            return Asking(QUESTION, tried, (own, *others))
+            return [own, *others], tried
 
         monkeypatch.setattr(doctor, "ask_hosts", ask)
         told = examine_hosts(options, LIBRARY)
@@ -66,7 +67,7 @@ def test_all_differences_are_told_and_the_rest_is_still_examined(findings: Any) 
     lines = findings(other)
 
     assert any("its clock is 60 s ahead: set both by NTP" in line for line in lines)
-    assert "FAIL hosts: the working directory /work is not on b: share it" in lines
+    assert f"FAIL hosts: the working directory {logical_directory()} is not on b: share it" in lines
     assert any(
         "they differ: all workers would have ONEDNN_MAX_CPU_ISA=AVX" in line for line in lines
     )
@@ -88,7 +89,7 @@ def test_network_that_not_all_reach_is_told(findings: Any) -> None:
 def test_network_that_is_none_of_this_host_is_told(
     findings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def ask(*_: object) -> Asking:
+    def ask(*_: object) -> None:
         raise UsageError("--network eth9: a has no such interface")
 
     monkeypatch.setattr(doctor, "ask_hosts", ask)

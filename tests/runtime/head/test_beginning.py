@@ -22,7 +22,6 @@ from holdfast.runtime.head.job_setup import JobSetup, RunSoFar
 from holdfast.runtime.head.preconditions import ScriptSource
 from holdfast.runtime.host.launchers import MpiLibrary
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
-from holdfast.runtime.hosts.network import JobNetwork
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.events import Incarnation, JobStarted, PreloadFailed
 from holdfast.runtime.run.program import Program
@@ -159,11 +158,11 @@ def test_more_workers_than_cores_are_told(
 
 def test_more_workers_than_cores_of_a_host_are_told_with_its_name() -> None:
     hosts = (HostSlots("a", 2), HostSlots("b", 2))
-    network = JobNetwork(IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2"))
+    network = IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2")
 
     lines = told(
         is_resumed=False,
-        checked_hosts=CheckedHosts(hosts, network, 1, (facts("a"), facts("b", cores=1))),
+        checked_hosts=CheckedHosts(hosts, *network, 1, (facts("a"), facts("b", cores=1))),
         options={"workers": 4},
         record={"microbatches": 4},
     )
@@ -175,13 +174,13 @@ def test_more_workers_than_cores_of_a_host_are_told_with_its_name() -> None:
 
 def test_hosts_their_network_and_their_devices_are_told() -> None:
     hosts = (HostSlots("a", 0), HostSlots("b", 2))
-    network = JobNetwork(IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2"))
+    network = IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2")
     two = Devices("CUDA_VISIBLE_DEVICES", ("0", "1"))
 
     lines = told(
         is_resumed=False,
         checked_hosts=CheckedHosts(
-            hosts, network, 1, (facts("a"), facts("b", devices=two)), {"A": "1", "B": "2"}, ("C",)
+            hosts, *network, 1, (facts("a"), facts("b", devices=two)), {"A": "1", "B": "2"}, ("C",)
         ),
     )
 
@@ -195,11 +194,11 @@ def test_hosts_their_network_and_their_devices_are_told() -> None:
 
 def test_hosts_are_told_with_the_workers_that_they_get() -> None:
     hosts = (HostSlots("a", 2), HostSlots("b", 2))
-    network = JobNetwork(IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2"))
+    network = IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2")
 
     lines = told(
         is_resumed=False,
-        checked_hosts=CheckedHosts(hosts, network, 1, (facts("a"), facts("b"))),
+        checked_hosts=CheckedHosts(hosts, *network, 1, (facts("a"), facts("b"))),
         options={"workers": 2},
     )
 

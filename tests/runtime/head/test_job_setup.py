@@ -39,7 +39,6 @@ from holdfast.runtime.host.launchers import (
 )
 from holdfast.runtime.hosts import checked_hosts
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
-from holdfast.runtime.hosts.network import JobNetwork
 from holdfast.runtime.hosts.wire import HostFacts
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
@@ -225,8 +224,10 @@ def test_journal_that_cannot_be_written_is_refused(
 def checked(monkeypatch: pytest.MonkeyPatch) -> CheckedHosts:
     """Return what a check of all hosts finds, without any other host."""
     hosts = (HostSlots(own_name(), 0), HostSlots("b", 4))
-    network = JobNetwork(IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2"))
-    found = CheckedHosts(hosts, network, 3, (facts("a"), facts("b")), {"ONEDNN_MAX_CPU_ISA": "AVX"})
+    network = IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2")
+    found = CheckedHosts(
+        hosts, *network, 3, (facts("a"), facts("b")), {"ONEDNN_MAX_CPU_ISA": "AVX"}
+    )
     monkeypatch.setattr(checked_hosts, "check_hosts", lambda *_: found)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")  # it is restored afterwards
     return found

@@ -59,7 +59,9 @@ def test_worker_inherits_nothing_of_its_pool(harness: AgentHarness) -> None:
         assert told["modules"] == []
 
 
-def test_workers_die_with_their_agent_and_so_do_the_guards(harness: AgentHarness) -> None:
+def test_workers_and_guards_die_with_their_agent_and_another_one_can_follow(
+    harness: AgentHarness, tmp_path: Path
+) -> None:
     harness.launch([0, 1], "1:stop", "wait")
     guards = [harness.guard(0), harness.guard(1)]
     pids = [harness.wait_for_report(worker, "joined")["pid"] for worker in (0, 1)]
@@ -69,6 +71,9 @@ def test_workers_die_with_their_agent_and_so_do_the_guards(harness: AgentHarness
 
     assert [guard.wait() for guard in guards] == [KILLED_ITSELF, KILLED_ITSELF]
     assert_ended(*pids)
+    with agent_running(tmp_path) as successor:
+        successor.launch([0], "leave", generation=2)
+        assert successor.guard(0, generation=2).wait() == 0
 
 
 def test_guards_and_workers_die_with_their_launcher(harness: AgentHarness) -> None:
@@ -96,25 +101,21 @@ def test_worker_and_its_helpers_die_with_its_guard(harness: AgentHarness) -> Non
 
 
 @pytest.mark.parametrize(
-    ("rank", "generation"), [(0, 1), (0, 3), (2, 2), (-1, 2)], ids=["old", "new", "high", "low"]
+    ("rank", "generation"),
+    [(0, 1), (0, 3), (2, 2), (-1, 2), (1, 2)],
+    ids=["old", "new", "high", "low", "second"],
 )
 def test_guard_that_is_not_expected_kills_itself(
     harness: AgentHarness, rank: int, generation: int
 ) -> None:
     harness.launch([0, 1], "wait", generation=2)
+    expected = harness.guard(1, generation=2)
+    harness.wait_for_report(1, "joined")
 
     guard = harness.guard(rank, generation=generation)
 
     assert guard.wait() == KILLED_ITSELF
-
-
-def test_second_guard_of_a_rank_kills_itself(harness: AgentHarness) -> None:
-    harness.launch([0], "wait")
-    first = harness.guard(0)
-    harness.wait_for("worker_started", worker=0)
-
-    assert harness.guard(0).wait() == KILLED_ITSELF
-    assert first.poll() is None
+    assert expected.poll() is None
 
 
 def test_kill_ends_every_worker_of_the_launch_once(harness: AgentHarness) -> None:
@@ -305,19 +306,6 @@ def test_workers_leave_when_the_last_one_has_come_to_the_end(harness: AgentHarne
     assert [guard.wait() for guard in guards] == [0, 0]
 
 
-def test_workers_do_not_wait_for_a_dead_one_to_come_to_the_end(harness: AgentHarness) -> None:
-    harness.launch([0, 1], "1:wait", "come_to_the_end")
-    guard = harness.guard(0)
-    harness.guard(1)
-    harness.wait_for_report(0, "joined")
-    victim = harness.wait_for_report(1, "joined")["pid"]
-
-    os.kill(victim, signal.SIGKILL)
-
-    assert harness.wait_for_report(0, "told")["kind_told"] == "LetLeave"
-    assert guard.wait() == 0
-
-
 def test_worker_that_leaves_ends_its_guard_in_peace(harness: AgentHarness) -> None:
     harness.launch([7], "leave")
 
@@ -402,19 +390,6 @@ def test_worker_that_sends_no_messages_any_more_but_noise_is_a_death(
 
     assert exited["cause"] == "it sent its agent what is no message"
     assert guard.wait() == -signal.SIGKILL
-
-
-def test_agent_can_follow_one_that_was_killed(harness: AgentHarness, tmp_path: Path) -> None:
-    harness.launch([0], "wait")
-    guard = harness.guard(0)
-    harness.wait_for_report(0, "joined")
-    harness.process.kill()
-    guard.wait()
-
-    with agent_running(tmp_path) as successor:
-        successor.launch([0], "leave", generation=2)
-
-        assert successor.guard(0, generation=2).wait() == 0
 
 
 def test_worker_of_a_stopped_guard_dies_and_so_does_the_guard(tmp_path: Path) -> None:

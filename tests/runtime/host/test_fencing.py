@@ -71,7 +71,7 @@ class FakeHost:
             asked: Any = self._world.workers[worker]
             answer = partial(self._answer, message.case, asked)
             self._world.silence.ask(asked, answer, is_evidence=message.is_evidence)
-        self._world.silence.answer_at_once()
+        self._world.silence.answer_known()
 
     def _answer(self, case: int, asked: Any, inquiry: FakeInquiry) -> None:
         seen = inquiry.stacks
@@ -170,21 +170,17 @@ def test_silent_worker_is_killed_when_its_stacks_are_known(world: World) -> None
     assert not world.is_inquiring
 
 
-def test_silent_worker_that_answers_nothing_is_killed_all_the_same(world: World) -> None:
-    world.begin(0.0)
-
-    world.pass_time(2.3 + MOST_S, 1, 2)
-
-    (fenced,) = world.of_kind(WorkerFenced)
-    assert (fenced.worker, fenced.where) == (0, "")
-
-
-def test_worker_that_beats_again_after_it_was_found_is_killed_all_the_same(world: World) -> None:
+@pytest.mark.parametrize("beating", [(1, 2), (0, 1, 2)], ids=["silent", "beats again"])
+def test_silent_worker_that_answers_nothing_is_killed_all_the_same(
+    world: World, beating: tuple[int, ...]
+) -> None:
     world.begin(0.0)
     world.pass_time(2.2, 1, 2)
 
-    world.pass_time(MOST_S + 0.1, 0, 1, 2)
+    world.pass_time(MOST_S + 0.1, *beating)
 
+    (fenced,) = world.of_kind(WorkerFenced)
+    assert (fenced.worker, fenced.where) == (0, "")
     assert world.workers[0].is_condemned
 
 
@@ -275,22 +271,21 @@ def test_nobody_is_killed_while_another_one_trains_or_if_all_have_failed_alike(
     assert world.told == []
 
 
-def test_never_means_never(world: World) -> None:
-    world.begin(0.0)
-    all_wait_for_worker_0(world)
-
-    world.pass_time(2000.0, 0, 1, 2)
-
-    assert world.told == []
-
-
-@pytest.mark.parametrize("phase", [Phase.RESTORING, Phase.CONCLUDING, Phase.LEAVING])
-def test_worker_outside_the_loop_may_take_its_time(world: World, phase: Phase) -> None:
-    world.begin(2.0)
+@pytest.mark.parametrize(
+    ("phase", "limit_s"),
+    [
+        *((Phase.TRAINING, 0.0), (Phase.RESTORING, 2.0), (Phase.CONCLUDING, 2.0)),
+        (Phase.LEAVING, 2.0),
+    ],
+)
+def test_worker_without_a_limit_or_outside_the_loop_may_take_its_time(
+    world: World, phase: Phase, limit_s: float
+) -> None:
+    world.begin(limit_s)
     all_wait_for_worker_0(world)
     world.workers[0].page.phase = phase
 
-    world.pass_time(100.0, 0, 1, 2)
+    world.pass_time(500.0, 0, 1, 2)
 
     assert world.told == []
 
@@ -380,23 +375,17 @@ def test_launch_ends_when_none_of_its_workers_gets_a_byte_to_restore(world: Worl
     assert [worker.limit for worker in world.workers] == ["reading"] * 3
 
 
-def test_workers_that_wait_before_they_read_again_are_let_alone(world: World) -> None:
-    world.begin(0.0)
-    restore(world)
-
-    for _ in range(8):
-        with world.workers[1].page.needing_no_peer():
-            world.pass_time(100.0, 0, 1, 2)
-
-    assert world.told == []
-
-
-def test_workers_that_wait_for_the_one_that_reads_are_let_alone(world: World) -> None:
+def test_workers_that_wait_for_one_that_reads_or_will_read_again_are_let_alone(
+    world: World,
+) -> None:
     world.begin(0.0)
 
     for read in range(8):
         restore(world, w0=read)
         world.pass_time(100.0, 0, 1, 2)
+    for _ in range(8):
+        with world.workers[1].page.needing_no_peer():
+            world.pass_time(100.0, 0, 1, 2)
 
     assert world.told == []
 

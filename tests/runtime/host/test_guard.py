@@ -15,9 +15,10 @@ import pytest
 
 from holdfast.runtime.host import guard
 from holdfast.runtime.host.hosted_worker import WorkerLeft
-from holdfast.runtime.system.channel import FDS, Listener, pair, to_message
+from holdfast.runtime.system.channel import FDS, Listener, Message, pair, to_message
 
 PEACE = guard._WORKER_HAS_LEFT
+COMMAND = (sys.executable, "-I", "-S", guard.__file__)
 
 
 @pytest.mark.parametrize(
@@ -59,125 +60,83 @@ def test_guard_imports_only_what_is_compiled_in() -> None:
     assert found.stdout == "[]\n"
 
 
-@pytest.mark.process
-def test_guard_hands_over_the_connection_that_hydra_gave_its_rank(tmp_path: Path) -> None:
-    listener = Listener(tmp_path / "agent.sock")
-    theirs, ours = os.pipe()
-    environment = {
-        "HOLDFAST_AGENT": str(tmp_path / "agent.sock"),
-        "HOLDFAST_GENERATION": "3",
-        "PMI_RANK": "2",
-        "PMI_FD": str(ours),
-    }
-    command = [sys.executable, "-I", "-S", guard.__file__]
-    process = subprocess.Popen(command, env=environment, pass_fds=[ours])
-    os.close(ours)
+class Guard:
+    """A real guard, and its agent in the test's hands."""
 
-    assert select.select([listener], [], [], 60)[0]
-    agent = listener.accept()
-    assert agent is not None
-    hello = agent.receive()
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self._listener = Listener(folder / "agent.sock")
+        self._theirs, ours = os.pipe()
+        self.environment = {"PMI_RANK": "2", "PMI_FD": str(ours), **environment}
+        told = {"HOLDFAST_AGENT": str(folder / "agent.sock"), "HOLDFAST_GENERATION": "3"}
+        self.process = subprocess.Popen(COMMAND, env=told | self.environment, pass_fds=[ours])
+        os.close(ours)
+        assert select.select([self._listener], [], [], 60)[0]
+        agent = self._listener.accept()
+        assert agent is not None
+        self.agent = agent
 
-    assert hello is not None
-    assert (hello["rank"], hello["generation"]) == (2, 3)
-    assert hello["environment"] == {"PMI_RANK": "2", "PMI_FD": str(ours)}
-    (connection,) = hello[FDS]
-    os.write(connection, b"from the worker")
-    os.close(connection)
-    assert os.read(theirs, 100) == b"from the worker"
-    assert os.read(theirs, 100) == b""  # the guard keeps no end of it
-    agent.close()
-    listener.close()
-    os.close(theirs)
-    assert process.wait(60) == -9
+    def hello(self) -> Message:
+        hello = self.agent.receive()
+        assert hello is not None
+        return hello
 
-
-class Killed(BaseException):
-    """The guard has killed itself."""
-
-
-class Agent:
-    """A connection on which these pieces arrive one by one; an empty one is its end."""
-
-    def __init__(self, *pieces: bytes | OSError) -> None:
-        self.pieces = list(pieces)
-        self._readable, writable = os.pipe()
-        os.close(writable)
-
-    def fileno(self) -> int:
-        return self._readable
-
-    def recv(self, _bytes: int) -> bytes:
-        assert self.pieces, "the guard waits for more"
-        piece = self.pieces.pop(0)
-        if isinstance(piece, OSError):
-            raise piece
-        return piece
+    def hear(self) -> bytes:
+        """Return what has come to the launcher from the rank, or from the worker in its place."""
+        return os.read(self._theirs, 100)
 
     def close(self) -> None:
-        os.close(self._readable)
-
-
-@pytest.fixture(autouse=True)
-def mortal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a guard that kills itself raise an error instead, since it is this process."""
-
-    def die() -> None:
-        raise Killed
-
-    monkeypatch.setattr(guard, "_die", die)
+        self.agent.close()
+        self.process.kill()
+        self.process.wait()
+        self._listener.close()
+        os.close(self._theirs)
 
 
 @pytest.fixture
-def launcher() -> Iterator[tuple[int, int]]:
-    """Both ends of a pipe; the first is readable when the launcher is gone."""
-    ends = os.pipe()
-    yield ends
-    for end in ends:
-        os.close(end)
+def guarding(tmp_path: Path) -> Iterator[Guard]:
+    made = Guard(tmp_path)
+    yield made
+    made.close()
 
 
-def _wait(agent: Agent, launcher_end: int) -> None:
-    try:
-        guard._wait(agent, launcher_end)  # type: ignore[arg-type]
-    finally:
-        agent.close()
+@pytest.mark.process
+def test_guard_hands_over_the_connection_that_hydra_gave_its_rank(guarding: Guard) -> None:
+    hello = guarding.hello()
+
+    assert (hello["rank"], hello["generation"]) == (2, 3)
+    assert hello["environment"] == guarding.environment
+    (connection,) = hello[FDS]
+    os.write(connection, b"from the worker")
+    os.close(connection)
+    assert guarding.hear() == b"from the worker"
+    assert guarding.hear() == b""  # the guard keeps no end of it
 
 
-@pytest.mark.parametrize("size", [len(PEACE), 7, 1])
-def test_guard_whose_worker_has_left_ends_in_peace(launcher: tuple[int, int], size: int) -> None:
-    agent = Agent(*(PEACE[i : i + size] for i in range(0, len(PEACE), size)))
-
-    _wait(agent, launcher[0])
-
-    assert agent.pieces == []
-
-
+@pytest.mark.process
 @pytest.mark.parametrize(
-    "pieces",
+    ("pieces", "code"),
     [
-        (b"",),
-        (ConnectionResetError(),),
-        (PEACE[:7], b""),
-        (PEACE.replace(b"Left", b"Lost"),),
-        (PEACE + b"\n",),
+        ((PEACE[:7], PEACE[7:]), 0),
+        ((), -signal.SIGKILL),
+        (None, -signal.SIGKILL),
+        ((PEACE[:7],), -signal.SIGKILL),
+        ((PEACE.replace(b"Left", b"Lost"),), -signal.SIGKILL),
+        ((PEACE + b"\n",), -signal.SIGKILL),
     ],
-    ids=["agent gone", "agent lost", "half a word", "another word", "more words"],
+    ids=["the word", "agent gone", "hello unread", "half a word", "another word", "more words"],
 )
-def test_guard_kills_itself_after_everything_else(
-    launcher: tuple[int, int], pieces: tuple[bytes | OSError, ...]
+def test_guard_ends_in_peace_after_one_word_and_kills_itself_after_everything_else(
+    guarding: Guard, pieces: tuple[bytes, ...] | None, code: int
 ) -> None:
-    with pytest.raises(Killed):
-        _wait(Agent(*pieces), launcher[0])
+    assert select.select([guarding.agent], [], [], 60)[0]
+    for fd in () if pieces is None else guarding.hello()[FDS]:
+        os.close(fd)
 
+    for piece in pieces or ():
+        os.write(guarding.agent.fileno(), piece)
+    guarding.agent.close()
 
-def test_guard_kills_itself_with_its_launcher_whatever_the_agent_says(
-    launcher: tuple[int, int],
-) -> None:
-    os.write(launcher[1], b"gone")
-
-    with pytest.raises(Killed):
-        _wait(Agent(PEACE), launcher[0])
+    assert guarding.process.wait(60) == code
 
 
 @pytest.mark.parametrize(
@@ -244,7 +203,7 @@ def test_guard_without_an_agent_says_so_and_kills_itself(tmp_path: Path) -> None
     path = tmp_path / "nothing" / "agent.sock"
 
     ended = subprocess.run(
-        [sys.executable, "-I", "-S", guard.__file__],
+        COMMAND,
         env={"HOLDFAST_AGENT": str(path)},
         capture_output=True,
         text=True,

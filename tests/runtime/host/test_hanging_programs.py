@@ -119,7 +119,7 @@ def test_launcher_begins_when_its_program_is_there(
 
 
 def test_remote_shell_begins_when_its_program_is_there(program: Path, reactor: Reactor) -> None:
-    output = OutputForwarder(Streams(), verbose=False)
+    output = OutputForwarder(Streams().put, verbose=False)
     greeting = Greeting("b", {}, "/", 10.0, (), "none:none")
     made: list[RemoteHost] = []
 

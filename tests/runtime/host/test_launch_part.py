@@ -310,26 +310,20 @@ def test_the_smaller_side_gets_the_word_when_the_others_are_lost(world: World) -
     assert world.far.of(NameWorld) == [NameWorld(1, WorkerId(2), 2)]
 
 
+@pytest.mark.parametrize("has_first", [True, False])
 def test_a_host_that_is_lost_with_the_first_worker_of_the_world_may_go_on_for_a_while(
-    world: World,
+    world: World, *, has_first: bool
 ) -> None:
     world.far.leased_s = world.near.leased_s = 7.0
-    for worker in (0, 1):
-        world.near.exits(worker)
-    world.meets(2, 2, 3)
+    if has_first:
+        for worker in (0, 1):
+            world.near.exits(worker)
+        world.meets(2, 2, 3)
 
     world.launch.lose_host(world.far, "its shell has ended")
 
     (lost,) = world.of_kind(HostLost)
-    assert (lost.workers, lost.leased_s) == ((2, 3), 7.0)
-
-
-def test_a_host_that_is_lost_without_the_first_worker_concerns_no_launch(world: World) -> None:
-    world.far.leased_s = 7.0
-
-    world.launch.lose_host(world.far, "its shell has ended")
-
-    assert [lost.leased_s for lost in world.of_kind(HostLost)] == [0.0]
+    assert (lost.workers, lost.leased_s) == ((2, 3), 7.0 if has_first else 0.0)
 
 
 def test_workers_that_wait_for_a_worker_of_another_host_are_well(world: World) -> None:
@@ -365,12 +359,17 @@ def test_silence_on_one_host_explains_why_those_of_the_other_wait(world: World) 
 TICKET = SaveTicket(1, 1, 30, 4, 4, 0.0)
 
 
-def test_outcome_of_a_save_reaches_the_workers_of_both_hosts(world: World) -> None:
+def test_outcome_of_a_save_and_an_order_to_stop_reach_the_workers_of_both_hosts(
+    world: World,
+) -> None:
     world.near.tell(SaveAnswered(TICKET, is_durable=True))
+    world.launch.stop_all()
     world.far.copy()
     world.near.copy()
 
     assert [world.status(worker).is_answered(4) for worker in range(4)] == [True] * 4
+    asked = [world.status(worker).requests for worker in range(4)]
+    assert asked == [RequestFlag.STOP] * 4
 
 
 def test_late_answer_of_the_host_that_saved_before_takes_nothing_back(world: World) -> None:
@@ -381,15 +380,6 @@ def test_late_answer_of_the_host_that_saved_before_takes_nothing_back(world: Wor
     world.far.copy()
 
     assert (world.status(2).durable_save, world.status(2).is_answered(5)) == (5, True)
-
-
-def test_order_to_stop_is_asked_of_the_workers_of_both_hosts(world: World) -> None:
-    world.launch.stop_all()
-    world.near.copy()
-    world.far.copy()
-
-    asked = [world.status(worker).requests for worker in range(4)]
-    assert asked == [RequestFlag.STOP] * 4
 
 
 def test_worker_whose_guard_is_lost_is_killed_on_its_host_and_no_other_one(world: World) -> None:
@@ -412,25 +402,17 @@ def test_all_hosts_hear_of_the_first_worker_of_the_newest_world(world: World) ->
     assert world.near.of(Lead) == world.far.of(Lead) == leads
 
 
-def test_status_has_the_workers_of_both_hosts(world: World) -> None:
+def test_status_has_the_workers_of_both_hosts_and_how_old_it_is(world: World) -> None:
     world.status(3).commit(7)
+    world.far.unheard_s = 4.0
     world.near.tell(Described(1, WorkerId(0), 1 << 20, None))
     world.far.tell(Described(1, WorkerId(3), 1 << 21, 0.5))
 
     workers = {each.worker: each for each in world.launch.describe().workers}
 
     assert (workers[0].resident_bytes, workers[0].silent_s) == (1 << 20, None)
-    assert (workers[3].resident_bytes, workers[3].silent_s) == (1 << 21, 0.5)
+    assert (workers[3].resident_bytes, workers[3].silent_s) == (1 << 21, 4.5)
     assert (workers[3].step, workers[3].pid) == (7, 103)
-
-
-def test_heartbeat_of_a_host_that_is_cut_off_is_as_old_as_its_last_answer(world: World) -> None:
-    world.far.tell(Described(1, WorkerId(3), 1 << 21, 0.5))
-    world.far.unheard_s = 4.0
-
-    workers = {each.worker: each for each in world.launch.describe().workers}
-
-    assert workers[3].silent_s == 4.5
 
 
 def test_word_about_a_worker_that_is_gone_is_dropped(world: World) -> None:
@@ -461,23 +443,12 @@ def test_error_of_a_worker_is_the_cause_of_its_end(world: World) -> None:
     assert (end.cause, end.where, end.traceback) == ("ValueError: odd", "f (a.py:1)", "T")
 
 
-def test_call_from_within_a_call_waits_for_its_end() -> None:
-    queue, made = Queue(), list[int]()
-
-    def first() -> None:
-        queue.put(lambda: made.append(2))
-        made.append(1)
-
-    queue.put(first)
-
-    assert made == [1, 2]
-
-
-def test_call_that_fails_keeps_no_later_one_from_being_made() -> None:
+def test_call_from_within_a_call_waits_for_its_end_and_is_made_even_if_that_fails() -> None:
     queue, made = Queue(), list[int]()
 
     def fail() -> None:
         queue.put(lambda: made.append(1))
+        assert made == []
         raise OSError("no descriptor is left")
 
     with pytest.raises(OSError, match="no descriptor"):

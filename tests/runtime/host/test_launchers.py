@@ -32,11 +32,11 @@ NETWORK = IPv4Network("10.77.0.0/24")
 
 
 @pytest.mark.parametrize(
-    ("network", "btl", "coll", "between"),
+    ("user", "root", "network", "btl", "coll", "between"),
     [
-        (None, "self,sm", "^han,adapt", ""),
+        (0, "--allow-run-as-root ", None, "self,sm", "^han,adapt", ""),
         (
-            *(NETWORK, "self,tcp", "^han,adapt,sm"),
+            *(1000, "", NETWORK, "self,tcp", "^han,adapt,sm"),
             "--mca btl_tcp_if_include 10.77.0.0/24 --mca btl_tcp_disable_family 6 "
             "--mca btl_tcp_flags send --mca btl_tcp_links 1 --mca btl_tcp_eager_limit 131072 "
             "--prtemca pmix_remote_connections 1 --pmixmca gds hash "
@@ -45,11 +45,20 @@ NETWORK = IPv4Network("10.77.0.0/24")
     ],
     ids=["one host", "between hosts"],
 )
-def test_line_with_ulfm(network: IPv4Network | None, btl: str, coll: str, between: str) -> None:
+def test_line_with_ulfm(
+    monkeypatch: pytest.MonkeyPatch,
+    user: int,
+    root: str,
+    network: IPv4Network | None,
+    btl: str,
+    coll: str,
+    between: str,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
     line = dataclasses.replace(LINE, terms=LaunchTerms(network))
 
     assert " ".join(line.command()) == (
-        "/opt/mpi/bin/mpiexec --with-ft ulfm "
+        f"/opt/mpi/bin/mpiexec {root}--with-ft ulfm "
         "--prtemca state_base_recoverable 1 --prtemca state_base_notify_errors 1 "
         "--oversubscribe --bind-to none --map-by slot:OVERSUBSCRIBE "
         f"--prtemca prte_default_hostfile none --mca pml ob1 --mca btl {btl} --mca coll {coll} "
@@ -114,7 +123,7 @@ def test_environment_is_private_to_the_launch_and_free_of_an_enclosing_job() -> 
     [(MPICH, "-launcher fork -bind-to none"), (INTEL_MPI, "-launcher fork")],
 )
 def test_line_of_hydra(launcher: Launcher, options: str) -> None:
-    line = dataclasses.replace(LINE, ulfm=False, as_root=True, launcher=launcher)
+    line = dataclasses.replace(LINE, ulfm=False, launcher=launcher)
 
     assert " ".join(line.command()) == f"/opt/mpi/bin/mpiexec {options} -n 4 python -I guard.py"
     with pytest.raises(ValueError, match=f"outlives a death under {launcher.library}"):

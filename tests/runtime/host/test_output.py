@@ -79,7 +79,7 @@ class Output(OutputForwarder):
 
     def __init__(self, *, verbose: bool = False) -> None:
         self.sinks = Sinks()
-        super().__init__(self.sinks, verbose=verbose)
+        super().__init__(self.sinks.put, verbose=verbose)
 
     def close(self, timeout_s: float) -> None:
         super().close(timeout_s)

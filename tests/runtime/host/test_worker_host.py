@@ -132,7 +132,7 @@ class Watched:
         self.events: list[News] = []
         self.reactor = Reactor()
         self.streams = Streams()
-        self.output = OutputForwarder(self.streams, verbose=True)
+        self.output = OutputForwarder(self.streams.put, verbose=True)
         own = LocalHost()
         self.launch = own.launch = HostedLaunch(
             self.reactor, self.events.append, [own], heartbeat_timeout_s=1.0
@@ -262,16 +262,6 @@ def test_worker_whose_guard_never_comes_is_given_up(host: Watched) -> None:
     assert host.of_kind(WorkerFenced) == [1]
 
 
-def test_agent_that_was_away_accuses_nobody(host: Watched) -> None:
-    host.guard_both(Phase.TRAINING)
-    host.pass_time(1, 0, 1)
-
-    host.now += 3600.0
-    host.poll()
-
-    assert host.of_kind(WorkerFenced) == []
-
-
 def test_outcome_of_a_save_reaches_the_pages_of_all_its_workers(host: Watched) -> None:
     host.answer(4)
     for page in host.pages.values():
@@ -328,23 +318,19 @@ def test_want_of_memory_is_told_once(host: Watched) -> None:
     assert notice.startswith("two snapshots of 1.0 MiB do not fit: the host has 512 KiB left; ")
 
 
-def test_plan_and_parts_are_handed_to_the_writer(host: Watched) -> None:
-    for worker, message in enumerate((PlanSaves(1), PART)):
-        host.control(worker).send(to_message(message))
-    while len(host.writer.told) < 2:
-        host.reactor.run_once(10.0)
-
-    assert {*host.writer.told} == {PlanSaves(1), PART}
-    assert host.events == [], "the head does not hear of it"
-
-
-def test_last_words_of_a_worker_are_its_part_of_a_save(host: Watched) -> None:
+def test_plan_and_parts_are_handed_to_the_writer_as_the_last_words_of_a_worker_too(
+    host: Watched,
+) -> None:
     """It may die right after it has copied its part."""
+    host.control(1).send(to_message(PlanSaves(1)))
+    while not host.writer.told:
+        host.reactor.run_once(10.0)
+    assert host.events == [], "the head does not hear of it"
     host.control(0).send(to_message(PART))
 
     host.end(0)
 
-    assert host.writer.told == [PART]
+    assert host.writer.told == [PlanSaves(1), PART]
 
 
 def test_killed_worker_that_does_not_end_is_written_off(

@@ -66,27 +66,19 @@ def test_end_has_the_evidence_that_the_page_holds(hosted: WorkerProcess) -> None
     assert (event.stderr, event.core) == ((), None)
 
 
-@pytest.mark.parametrize("limit", ["heartbeat", "stall", "failed"])
-def test_fenced_worker_is_told_with_its_limit_and_is_no_victim_of_others(
-    hosted: WorkerProcess, limit: str
+@pytest.mark.parametrize("limit", ["heartbeat", "stall", "failed", None])
+def test_fenced_worker_is_no_victim_of_others_and_one_that_was_killed_with_them_is(
+    hosted: WorkerProcess, limit: str | None
 ) -> None:
-    hosted.kill("fenced after 12.50 s", limit)
-
-    assert hosted.write_off().cause.startswith("fenced after 12.50 s; process")
-    event = hosted.exit_event(-9, "")
-    assert (event.limit, event.fenced, event.collateral) == (limit, True, False)
-
-
-def test_worker_that_was_killed_with_others_died_of_nothing_of_its_own(
-    hosted: WorkerProcess,
-) -> None:
-    hosted.kill("generation 4 begins")
+    hosted.kill("the first reason", limit)
     hosted.kill("guard lost")
 
     event = hosted.write_off()
 
-    assert event.cause.startswith("generation 4 begins; process None does not end")
-    assert (event.limit, event.fenced, event.collateral) == ("unkillable", False, True)
+    assert event.cause.startswith("the first reason; process None does not end")
+    is_fenced = limit is not None
+    assert (event.limit, event.fenced) == (limit or "unkillable", is_fenced)
+    assert event.collateral is not is_fenced
 
 
 def test_worker_begins_where_its_guard_stands_and_with_the_ranks_environment(
@@ -102,19 +94,12 @@ def test_worker_begins_where_its_guard_stands_and_with_the_ranks_environment(
     (connection,) = line.pop(FDS)
     assert line == to_message(begin)
     hosted.close()
+    hosted.answer(LetLeave(3))  # one that is gone needs none
     os.write(connection, b"from the rank")
     os.close(connection)
     assert os.read(read, 100) + os.read(read, 100) == b"from the rank"  # no end is left open
     os.close(read)
     worker.close()
-
-
-def test_answer_to_a_worker_that_is_gone_fails_nothing(hosted: WorkerProcess) -> None:
-    hosted.close()
-
-    hosted.answer(LetLeave(3))
-
-    assert hosted.is_buried
 
 
 @pytest.mark.process

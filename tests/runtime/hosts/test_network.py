@@ -19,8 +19,8 @@ TUNNEL = Interface("tun0", "10.8.0.1", 32)
 def chosen(wanted: str | None, *hosts: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     found = [facts(name, **each) for name, each in zip(NAMES, hosts, strict=False)]
     names = NAMES[: len(found)]
-    network = choose(wanted, names, found, places(wanted, found[0].interfaces, "a"))
-    return str(network.network), network.addresses
+    network, addresses = choose(wanted, names, found, places(wanted, found[0].interfaces, "a"))
+    return str(network), addresses
 
 
 def refused(wanted: str | None, *hosts: dict[str, Any]) -> str:

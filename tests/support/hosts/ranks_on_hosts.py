@@ -85,7 +85,7 @@ class RanksOnHosts:
     def _start(self, cluster: Cluster, ranks: int, output: Any) -> subprocess.Popen[Any]:
         """Start mpiexec on the head, watched for strangers as in a job."""
         terms = LaunchTerms(IPv4Network(NETWORK))
-        line = LaunchLine(find_mpiexec(), ranks, self._directory, _GUARD, as_root=True, terms=terms)
+        line = LaunchLine(find_mpiexec(), ranks, self._directory, _GUARD, terms=terms)
         told = {"HOLDFAST_AGENT": str(self._directory / "agent.sock"), "HOLDFAST_GENERATION": "1"}
         shim = [sys.executable, "-I", "-S", str(become.__file__)]
         process = cluster.popen(
