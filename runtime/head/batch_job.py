@@ -161,17 +161,31 @@ def _limit_of(allocation: Allocation, environ: Mapping[str, str], now: float) ->
 
 
 class ChainLink:
-    """This start of a run, among those of its chain."""
+    """This start of a run, among those of its chain; only the owner of the lease writes their file.
+
+    ``before`` is what is remembered of this chain and this run, None if nothing is.
+    """
 
     def __init__(self, options: JobOptions, allocation: Allocation) -> None:
         self._allocation = allocation
-        self._file = ChainFile(RunDirectory(options.run_dir), allocation.chain)
-        self._before = self._file.read()
-        self._begins_afresh = options.fresh and self._before is None
+        self._directory = RunDirectory(options.run_dir)
+        self._path = self._directory.path / FILE_NAME
+        self.before = self._read()
+        self._begins_afresh = options.fresh and self.before is None
+
+    def _read(self) -> Chain | None:
+        try:
+            fields = json.loads(read_at_most(self._path, _LARGEST_BYTES))
+            chain = from_plain(Chain, fields, allows_more=True)
+            record = self._directory.load_record()
+        except (OSError, ValueError, RecursionError, JobError):
+            return None  # the job can do without
+        ours = record and (self._allocation.chain, record.run_id)
+        return chain if (chain.name, chain.run_id) == ours else None
 
     def asked(self, options: JobOptions) -> JobOptions:
         """Return the options of this link: only the first one begins anew."""
-        if self._before is not None:
+        if self.before is not None:
             return dataclasses.replace(options, fresh=False, again=False)
         return options
 
@@ -183,19 +197,22 @@ class ChainLink:
             RunUnreadable: whether it does cannot be told just now.
             UsageError: the next job would not know that this one began a fresh run.
         """
-        step = self._file.newest_step()
-        chain = self._before or Chain(self._allocation.chain, run_id)
+        step = self._directory.newest_step or 0
+        chain = self.before or Chain(self._allocation.chain, run_id)
         objection = chain.objection(step, CHAIN if os.environ.get(CHAIN) else None)
         if objection is not None:
             raise RecoveryImpossible(objection)
         number = max(len(chain.incarnations), self._allocation.restarts) + 1
         label = f"{self._allocation.label}, incarnation {number}"
-        failure = self._file.write(chain.with_next(ChainedStart(label, step)))
-        if failure is not None and self._begins_afresh:
-            raise UsageError(
-                f"the first job of a chain with --fresh must be remembered in {self._file.path}, "
-                f"else each job begins anew: {failure}; make it writable, or leave --fresh out"
-            )
+        chain = chain.with_next(ChainedStart(label, step))
+        try:
+            write_whole(self._path, json.dumps(to_plain(chain), indent=1).encode(), is_durable=True)
+        except OSError as error:
+            if self._begins_afresh:  # else the disk that takes nothing stops nothing here
+                raise UsageError(
+                    f"the first job of a chain with --fresh must be remembered in {self._path}, "
+                    f"else each job begins anew: {error}; make it writable, or leave --fresh out"
+                ) from error
         return f"{label}, from step {step}"
 
 
@@ -220,63 +237,18 @@ class Chain:
         kept = (*self.incarnations, incarnation)[-_REMEMBERED:]
         return dataclasses.replace(self, incarnations=kept)
 
-    def idle(self, step: int) -> tuple[ChainedStart, ...]:
-        """Return the newest incarnations that have all ended with the ``step`` they began with."""
-        found: list[ChainedStart] = []
-        for incarnation in reversed(self.incarnations):
-            if incarnation.step < step:
-                break
-            found.append(incarnation)
-        return tuple(reversed(found))
-
     def objection(self, step: int, variable: str | None = None) -> str | None:
         """Return why another incarnation would be in vain, None if it may help.
 
         ``variable`` is the one that holds the chain's name, None if the batch system names it.
         """
-        idle = self.idle(step)
-        if len(idle) < _MOST_WITHOUT_PROGRESS:
+        newest = self.incarnations[-_MOST_WITHOUT_PROGRESS:]
+        if len(newest) < _MOST_WITHOUT_PROGRESS or any(one.step < step for one in newest):
             return None
-        labels = " and ".join(incarnation.label for incarnation in idle[-_MOST_WITHOUT_PROGRESS:])
+        labels = " and ".join(incarnation.label for incarnation in newest)
         renamed = "" if variable is None else f" with a new {variable} (it was {self.name})"
         return (
             f"{labels} began at step {step} and have saved no later one, so this chain of jobs "
             "stops. Their output tells why they ended. Remove the cause or give more time, "
             f"then submit again{renamed}"
         )
-
-
-class ChainFile:
-    """The file of a chain in a run directory; only the owner of the lease writes it."""
-
-    def __init__(self, directory: RunDirectory, name: str) -> None:
-        self._directory = directory
-        self.path = directory.path / FILE_NAME
-        self._name = name
-
-    def read(self) -> Chain | None:
-        """Return what is remembered of this chain and this run, None if nothing is."""
-        try:
-            fields = json.loads(read_at_most(self.path, _LARGEST_BYTES))
-            chain = from_plain(Chain, fields, allows_more=True)
-            record = self._directory.load_record()
-        except (OSError, ValueError, RecursionError, JobError):
-            return None  # the job can do without
-        is_ours = record is not None and (chain.name, chain.run_id) == (self._name, record.run_id)
-        return chain if is_ours else None
-
-    def write(self, chain: Chain) -> OSError | None:
-        """Remember a chain; return what kept the disk from taking it, which stops nothing here."""
-        try:
-            write_whole(self.path, json.dumps(to_plain(chain), indent=1).encode(), is_durable=True)
-        except OSError as error:
-            return error
-        return None
-
-    def newest_step(self) -> int:
-        """Return the newest step that the run has on the disk, 0 if it has none.
-
-        Raises:
-            RunUnreadable: that cannot be told just now.
-        """
-        return self._directory.newest_step or 0

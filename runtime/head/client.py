@@ -50,6 +50,7 @@ from holdfast.runtime.head.visits import (
 )
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import refuse_other_program
+from holdfast.runtime.run.entries import completed_step, entries_of
 from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.files import BoundedCalls, answering
 from holdfast.runtime.run.find_run import refuse_no_run
@@ -279,26 +280,19 @@ def attach(run_dir: Path, find: Find = find_owner) -> int:
     if owner.words:
         raise RunDirectoryBusy(owner.words)
     if found is None:
-        raise UsageError(
-            f"no job lives in {run_dir} on this host without a client; {_next(run_dir)}"
-        )
+        reader = JournalReader(RunDirectory(run_dir).journal_path, tail_bytes=TAIL_BYTES)
+        step, what = None, "start or resume it with `holdfast run`"
+        with contextlib.suppress(OSError):  # it may not be there
+            step = completed_step(entries_of(reader.read()))
+        if step is not None:
+            what = (
+                f"the last one completed step {step}: look at it with `holdfast report {run_dir}`"
+            )
+        raise UsageError(f"no job lives in {run_dir} on this host without a client; {what}")
     client = attach_to(found)
     code = client.run()
     client.batch.end(code, say)
     return code
-
-
-def _next(run_dir: Path) -> str:
-    """Return what there is to do about a run without a job, in words."""
-    from holdfast.runtime.run.entries import completed_step, entries_of  # a job needs no entries
-
-    reader = JournalReader(RunDirectory(run_dir).journal_path, tail_bytes=TAIL_BYTES)
-    step = None
-    with contextlib.suppress(OSError):  # it may not be there
-        step = completed_step(entries_of(reader.read()))
-    if step is None:
-        return "start or resume it with `holdfast run`"
-    return f"the last one completed step {step}: look at it with `holdfast report {run_dir}`"
 
 
 def attach_to(
@@ -393,11 +387,7 @@ class Client:
     def start(self, head: HeadProcess, after: LostHead | None = None) -> None:
         """Let a head begin the job, or go on ``after`` what another one has come to."""
         head.channel.post(to_message(BeginJob(self._job, after)), (1, 2))
-        self._watch(head)
-
-    def show(self, head: HeadProcess) -> None:
-        """Show the job of a head that was found."""
-        self._watch(head)
+        self.show(head)
 
     def run(self) -> ExitCode:
         """Serve until the job is over; return its exit code.
@@ -418,7 +408,8 @@ class Client:
         self.batch.limits, self.batch.lost_hosts = self._ended.limits, self._ended.lost
         return ExitCode(self._ended.exit_code)
 
-    def _watch(self, head: HeadProcess) -> None:
+    def show(self, head: HeadProcess) -> None:
+        """Show the job of a head that has it."""
         self._head, self._has_stood = head, False
         self._name_head(head)
         self._reactor.watch_channel(head.channel, self._on_message, self._on_end)

@@ -95,7 +95,7 @@ class JobConsole(Teller):
         job: Job,
         journal: Recorder,
         write: Callable[[bytes], None],
-        progress: ProgressLog | None = None,
+        progress: ProgressLog,
     ) -> None:
         options = job.config.options
         super().__init__(journal, self._say_in_a_line, is_quiet=options.quiet)
@@ -125,7 +125,7 @@ class JobConsole(Teller):
     @property
     def is_after_training(self) -> bool:
         """Whether all trainings so far are complete, and only the script goes on."""
-        return self._progress is not None and self._progress.is_after_training
+        return self._progress.is_after_training
 
     def attached(self, order: LaunchOrder | None) -> None:
         """Record that another client shows the job from here on, with its launch."""
@@ -135,7 +135,7 @@ class JobConsole(Teller):
 
     def lost_head(self, launch: Launch, reason: str) -> None:
         """Say that the head before this one is gone, and its workers with it."""
-        self._show_launch(launch)
+        self._progress.launching(len(launch.workers))
         if reason:
             self.say(f"killed the agent of this host and its workers: {reason}")
             self._journal.record(AgentKilled(reason))
@@ -145,8 +145,8 @@ class JobConsole(Teller):
     def launching(self, command: Launch) -> None:
         """Say that a launch begins."""
         self._say_unsaid()
-        self._show_launch(command)
         workers = tuple(command.workers)
+        self._progress.launching(len(workers))
         if command.relaunch:
             self.inform(f"relaunching {count(len(workers), 'worker')} ({command.reason})")
             self._journal.record(
@@ -156,8 +156,7 @@ class JobConsole(Teller):
 
     def show(self, event: Event) -> None:
         """Say an event, as far as it concerns the user, and record it if the journal has such."""
-        if self._progress is not None:
-            self._progress.show_event(event)
+        self._progress.show_event(event)
         match event:
             case Notice():
                 self._show_notice(event)
@@ -220,8 +219,7 @@ class JobConsole(Teller):
 
     def stopping(self, asked_by: str, *, is_second: bool) -> None:
         """Say that a signal or a person asks the job to stop."""
-        if self._progress is not None:
-            self._progress.stopping()
+        self._progress.stopping()
         if is_second:
             self.say(f"{asked_by}: stopping at once")
         else:
@@ -303,10 +301,6 @@ class JobConsole(Teller):
     def _say_in_a_line(self, text: str) -> None:
         one_line = " ".join(text.split())  # an error of the program may have several
         self._write(f"holdfast: {one_line}\n".encode(errors="replace"))
-
-    def _show_launch(self, launch: Launch) -> None:
-        if self._progress is not None:
-            self._progress.launching(len(launch.workers))
 
     def _say_unsaid(self, *, is_traced: bool = True) -> None:
         for each in self._unsaid:

@@ -357,7 +357,7 @@ class Head:
 
     def _poll_client(self, now: float) -> None:
         if self._client is not None:
-            self._client.poll(now)
+            self._client.is_silent = self._client.silence.poll(now) is not None
             if self._client.is_silent:
                 self._screen.columns = 0
 
@@ -449,10 +449,6 @@ class _Client:
         if log.standing != self._standing:
             self._standing = log.standing
             self.channel.post(to_message(log.standing))
-
-    def poll(self, now: float) -> None:
-        """Find out whether it stands still."""
-        self.is_silent = self.silence.poll(now) is not None
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -1,8 +1,8 @@
 """The start of a job as one list: each check settles one thing of a job, or refuses the job.
 
-`prepare_job` calls the checks of `CHECKS` in their order.  Each takes the `Start`, which has what
-the checks before it have settled.  It returns nothing, or raises a `JobError` whose sentence is the
-user's.  Nothing runs by then, and a lease that was taken is given back.
+`prepare_job` calls the checks of `CHECKS` in their order.  Each takes the `JobSetup`, which has
+what the checks before it have settled.  It returns nothing, or raises a `JobError` whose sentence
+is the user's.  Nothing runs by then, and a lease that was taken is given back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,21 +98,28 @@ class RunSoFar:
     """Where the run before lies, None unless ``--fresh`` has moved one out of the way."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JobSetup:
-    """A job that may begin."""
+    """A job that may begin, or one in the making: what its checks have settled so far."""
 
     options: JobOptions
-    program: Program
+    watch: Stillness = field(default_factory=Stillness)
+    """How long the lease of another job has stood still."""
+    program: Program = field(init=False)
     """What each launch runs, as it was when the job began."""
-    source: ScriptSource
-    library: MpiLibrary
-    lease: Lease
-    record: RunRecord
-    run: RunSoFar
-    journal: Journal
+    source: ScriptSource = field(init=False)
+    library: MpiLibrary = field(init=False)
+    lease: Lease = field(init=False)
+    record: RunRecord = field(init=False)
+    run: RunSoFar = field(init=False)
+    journal: Journal = field(init=False)
     checked_hosts: CheckedHosts | None = None
     """The hosts of the job and their network, None if it has no other host."""
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The run directory."""
+        return RunDirectory(self.options.run_dir)
 
     @property
     def preload(self) -> tuple[str, ...]:
@@ -202,33 +209,11 @@ class JobSetup:
         """Return the faults that have struck in this run, if the job has any to tell of."""
         if not self.options.faults:
             return ()
-        path = RunDirectory(self.options.run_dir).journal_path
+        path = self.directory.journal_path
         with contextlib.suppress(OSError):  # nobody knows what has struck
             struck = of(entries_of(read_journal(path)), FaultStruck)
             return tuple(entry.event.address for entry in struck)
         return ()
-
-
-class Start:
-    """A start in the making: what its checks have settled so far."""
-
-    program: Program
-    source: ScriptSource
-    library: MpiLibrary
-    record: RunRecord
-    run: RunSoFar
-    journal: Journal
-
-    def __init__(self, options: JobOptions, watch: Stillness) -> None:
-        self.options = options
-        self.watch = watch
-        self.lease: Lease | None = None
-        self.checked_hosts: CheckedHosts | None = None
-
-    @property
-    def directory(self) -> RunDirectory:
-        """The run directory."""
-        return RunDirectory(self.options.run_dir)
 
 
 def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
@@ -239,39 +224,39 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
         RunDirectoryBusy: another job owns the run directory.
         NothingToDo: the run is complete.
     """
-    start = Start(options, watch)
+    setup = JobSetup(options, watch)
     try:
         for check in CHECKS:
             with contextlib.ExitStack() as bounded:
                 if check in _OF_THE_DISK:
                     bounded.enter_context(answering(options.run_dir, say))
-                check(start)
+                check(setup)
     except BaseException:
-        if start.lease is not None:
+        if hasattr(setup, "lease"):
             # --fresh has perhaps moved what another job has saved: that job must see so.
-            start.lease.end(is_refused=not options.fresh)
+            setup.lease.end(is_refused=not options.fresh)
         raise
-    return JobSetup(**{name: getattr(start, name) for name in JobSetup.__dataclass_fields__})
+    return setup
 
 
-def _check_host(_: Start) -> None:
+def _check_host(_: JobSetup) -> None:
     """Refuse a host on which no job runs: while this process has one thread."""
     for fault in host_faults(os.environ):
         raise UsageError(fault)
 
 
-def _check_files(start: Start) -> None:
+def _check_files(setup: JobSetup) -> None:
     """Refuse a script that cannot be read, and weights that are not there.
 
     A run that resumes does not look at the weights.
     """
-    options = start.options
+    options = setup.options
     check_script(options.script)
-    start.program = Program.of(options.script)
-    start.source = ScriptSource.of(start.program.text)
+    setup.program = Program.of(options.script)
+    setup.source = ScriptSource.of(setup.program.text)
     path = options.initial
     # Not Path.exists(): that raises where the file system fails, which is told later.
-    is_resumed = os.path.exists(start.directory.record_path) and not options.fresh
+    is_resumed = os.path.exists(setup.directory.record_path) and not options.fresh
     if path is None or is_resumed:
         return
     if not os.path.exists(path) and not os.path.exists(f"{path}.index"):
@@ -281,26 +266,26 @@ def _check_files(start: Start) -> None:
         )
 
 
-def _check_run(start: Start) -> None:
+def _check_run(setup: JobSetup) -> None:
     """Refuse a run of another program, and one that is complete."""
-    refuse_other_program(start.options, start.program)
-    complete = complete_run(start.options, start.program)
+    refuse_other_program(setup.options, setup.program)
+    complete = complete_run(setup.options, setup.program)
     if complete is not None:
         raise NothingToDo(complete)
 
 
-def _check_limits(start: Start) -> None:
+def _check_limits(setup: JobSetup) -> None:
     """Refuse limits of this user and a backend of Keras with which no worker trains."""
-    options, source = start.options, start.source
+    options, source = setup.options, setup.source
     backend = source.backend if source.uses_keras else TENSORFLOW
     for fault in job_faults(os.environ, options.workers + options.spares, backend):
         raise UsageError(fault)
 
 
-def _check_library(start: Start) -> None:
+def _check_library(setup: JobSetup) -> None:
     """Refuse an MPI that cannot do what the options ask for."""
-    options = start.options
-    library = start.library = identify(find_mpiexec(options.mpiexec))
+    options = setup.options
+    library = setup.library = identify(find_mpiexec(options.mpiexec))
     if options.hosts and library.launcher.network_parameters is None:
         raise UsageError(
             f"{library} has no workers on other hosts: its launcher gives each worker an open "
@@ -313,55 +298,54 @@ def _check_library(start: Start) -> None:
         )
 
 
-def _check_faults(start: Start) -> None:
+def _check_faults(setup: JobSetup) -> None:
     """Refuse a fault of a host that the job does not have."""
-    given = parse_faults(start.options.faults)
+    given = parse_faults(setup.options.faults)
     faults = [fault for fault in given if isinstance(fault, Fault) and fault.host]
     if not faults:
         return
     from holdfast.runtime.hosts.checked_hosts import settle_hosts
 
-    names = [host.name for host in settle_hosts(start.options)]
+    names = [host.name for host in settle_hosts(setup.options)]
     for fault in faults:
         if fault.host not in names:
             its = f"its hosts are {', '.join(names)}" if names else "it has one; name a worker"
             raise UsageError(f"--inject '{fault}': the job has no host {fault.host}: {its}")
 
 
-def _try_mpi_here(start: Start) -> None:
+def _try_mpi_here(setup: JobSetup) -> None:
     """Refuse an MPI that this job cannot rely on; with hosts, their network has to be known."""
-    if not start.options.hosts:
-        _try_mpi(start)
+    if not setup.options.hosts:
+        _try_mpi(setup)
 
 
-def _try_mpi(start: Start) -> None:
+def _try_mpi(setup: JobSetup) -> None:
     """Refuse an MPI that this job cannot rely on, used as the job will use it."""
-    options, hosts = start.options, start.checked_hosts
+    options, hosts = setup.options, setup.checked_hosts
     network = None if hosts is None else hosts.network
     terms = LaunchTerms(network, tuple(pair_of(setting) for setting in options.mca))
     needed = Trust.ONE if options.shrink else Trust.RELAUNCH
-    require(start.library, os.environ, needed, terms)
+    require(setup.library, os.environ, needed, terms)
 
 
-def _take_directory(start: Start) -> None:
+def _take_directory(setup: JobSetup) -> None:
     """Refuse a directory that cannot be written to, or that another job has."""
-    start.directory.prepare()
-    start.lease = start.directory.acquire_lease(watch=start.watch)
+    setup.directory.prepare()
+    setup.lease = setup.directory.acquire_lease(watch=setup.watch)
 
 
-def _check_hosts(start: Start) -> None:
+def _check_hosts(setup: JobSetup) -> None:
     """Refuse hosts that cannot be reached, or that differ in what must be the same.
 
     The working directory may have another name on this host alone, as that of a server's disk.  So
     the one that the user's shell has is tried, too; the options and ``PWD`` have what all know.  A
     job on one host imports nothing for others.
     """
-    options = start.options
+    options = setup.options
     if not options.hosts:
         return
     from holdfast.runtime.hosts.checked_hosts import check_hosts, settle_hosts
 
-    assert start.lease is not None
     named = settle_hosts(options)
     hosts = usable_hosts(named, _losses_in(options))
     for host in set(named) - set(hosts):
@@ -377,24 +361,24 @@ def _check_hosts(start: Start) -> None:
     refusal: UsageError | None = None
     for directory in dict.fromkeys((Path.cwd(), logical_directory())) if hosts else ():
         seen = seen_from(options, directory)
-        proof = RunDirectory(seen.run_dir).lease_path, start.lease.token
+        proof = RunDirectory(seen.run_dir).lease_path, setup.lease.token
         try:
-            start.checked_hosts = check_hosts(
-                seen, directory, hosts, start.library.mpiexec, proof, say
+            setup.checked_hosts = check_hosts(
+                seen, directory, hosts, setup.library.mpiexec, proof, say
             )
         except UsageError as error:
             refusal = refusal or error
             continue
-        start.options = seen
+        setup.options = seen
         os.environ["PWD"] = str(directory)  # the head asks it
         os.environ.update(
-            start.checked_hosts.variables
+            setup.checked_hosts.variables
         )  # they count among the numerics of the record
         break
     else:
         if refusal is not None:
             raise refusal
-    _try_mpi(start)
+    _try_mpi(setup)
 
 
 def _losses_in(options: JobOptions) -> dict[str, int]:
@@ -406,25 +390,25 @@ def _losses_in(options: JobOptions) -> dict[str, int]:
     return {}
 
 
-def _open_run(start: Start) -> None:
+def _open_run(setup: JobSetup) -> None:
     """Begin a run or go on with one; refuse a record that says otherwise than the options."""
-    directory = start.directory
-    set_aside = directory.set_aside() if start.options.fresh else None
-    threads = None if start.checked_hosts is None else start.checked_hosts.threads
-    if start.checked_hosts is not None:
-        start.program = Program.of(start.options.script)  # by the paths that all hosts know
-    start.record, is_resumed = open_or_create_record(
-        directory, start.options, start.program, threads
+    directory = setup.directory
+    set_aside = directory.set_aside() if setup.options.fresh else None
+    threads = None if setup.checked_hosts is None else setup.checked_hosts.threads
+    if setup.checked_hosts is not None:
+        setup.program = Program.of(setup.options.script)  # by the paths that all hosts know
+    setup.record, is_resumed = open_or_create_record(
+        directory, setup.options, setup.program, threads
     )
     with contextlib.suppress(OSError):  # a launch that needs the texts then says so
-        keep(directory.program_path, start.program.texts.values())
+        keep(directory.program_path, setup.program.texts.values())
     # A list of steps that fails just now ends the job here, and is no list without a step.
     saved_step = directory.newest_step
     history = HistoryReader(directory.journal_path)
     history.read()
     known = history.history.saved_step
     is_lost = known is not None and (saved_step is None or saved_step < known)
-    start.run = RunSoFar(
+    setup.run = RunSoFar(
         history=history,
         is_resumed=is_resumed,
         first_generation=next_generation(directory),
@@ -434,9 +418,9 @@ def _open_run(start: Start) -> None:
     )
 
 
-def _open_journal(start: Start) -> None:
+def _open_journal(setup: JobSetup) -> None:
     """Refuse a journal that cannot be written: it has the lines before there is a head."""
-    start.journal = open_journal(start.directory, start.record.run_id)
+    setup.journal = open_journal(setup.directory, setup.record.run_id)
 
 
 def open_journal(directory: RunDirectory, run_id: str) -> Journal:
@@ -460,7 +444,7 @@ def open_journal(directory: RunDirectory, run_id: str) -> Journal:
         ) from error
 
 
-CHECKS: tuple[Callable[[Start], None], ...] = (
+CHECKS: tuple[Callable[[JobSetup], None], ...] = (
     _check_host,
     _check_files,
     _check_run,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import signal
 import threading
@@ -12,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.checkpoint.names import step_name
 from holdfast.recovery.errors import ExitCode
@@ -23,8 +26,7 @@ from holdfast.runtime.batch.schedulers import (
 )
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.head import batch_job
-from holdfast.runtime.head import batch_job as incarnations
-from holdfast.runtime.head.batch_job import BatchJob, ChainLink
+from holdfast.runtime.head.batch_job import FILE_NAME, BatchJob, Chain, ChainedStart, ChainLink
 from holdfast.runtime.head.orders import OWN_BEFORE_SLURMS, TimeDue, TimeLimit, TimeLimits
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.option import read_hosts
@@ -352,8 +354,71 @@ def test_fresh_chain_that_cannot_be_remembered_does_not_begin(
     def refuse(_path: Path, _content: bytes, **_: object) -> None:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    monkeypatch.setattr(incarnations, "write_whole", refuse)
+    monkeypatch.setattr(batch_job, "write_whole", refuse)
     link = ChainLink(replace(options, fresh=fresh), JOB)
 
     with pytest.raises(UsageError, match="quota") if fresh else nullcontext():
         link.begin(RUN)
+
+
+def chain_of(*steps: int) -> Chain:
+    starts = (ChainedStart(f"job {n}", step) for n, step in enumerate(steps, 1))
+    return Chain("slurm 7", RUN, tuple(starts))
+
+
+@pytest.mark.parametrize(
+    ("steps", "now", "may_start"),
+    [
+        ((), 0, True),
+        ((0,), 0, True),
+        ((0, 0), 0, False),
+        ((0, 0), 5, True),
+        ((0, 40, 40), 40, False),
+        ((0, 40, 40), 41, True),
+        ((0, 20, 40), 40, True),
+        ((40, 40), 30, False),
+    ],
+)
+def test_two_starts_without_progress_are_the_last(
+    steps: tuple[int, ...], now: int, *, may_start: bool
+) -> None:
+    assert (chain_of(*steps).objection(now) is None) == may_start
+
+
+@given(st.lists(st.integers(0, 5), max_size=20))
+def test_chain_starts_at_most_twice_from_any_step(gains: list[int]) -> None:
+    """Whatever each incarnation achieves, the same step is begun with twice at most."""
+    chain, step = chain_of(), 0
+    for gained in gains:
+        if chain.objection(step) is not None:
+            break
+        chain = chain.with_next(ChainedStart("job", step))
+        step += gained
+
+    begun = [incarnation.step for incarnation in chain.incarnations]
+    assert all(begun.count(step) <= 2 for step in begun)
+
+
+@pytest.mark.parametrize(
+    ("content", "is_remembered"),
+    [
+        ({"name": "slurm 7", "run_id": RUN, "complete": "abc"}, True),  # of an older holdfast
+        ({"name": "slurm 8", "run_id": RUN}, False),
+        ({"name": "slurm 7", "run_id": "0" * 16}, False),
+        ({"name": "slurm 7", "run_id": RUN, "incarnations": 3}, False),
+        ({"name": "slurm 7", "run_id": RUN, "incarnations": [{"label": "a", "step": "4"}]}, False),
+        (b"", False),
+        (b"{", False),
+        ([], False),
+        (None, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_file_of_another_chain_or_of_none_begins_anew(
+    options: JobOptions, content: object, *, is_remembered: bool
+) -> None:
+    raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+    (options.run_dir / FILE_NAME).write_bytes(raw)
+
+    assert (ChainLink(options, JOB).before is not None) == is_remembered

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from heads import Run
+from heads import Run, settled
 from probed import facts
 
 from holdfast.recovery.placement import HostSlots
@@ -35,16 +35,14 @@ def setup_of(**fields: Any) -> JobSetup:
     terms |= {"script": None, "script_from_here": None}
     terms |= {"modules": None, "initial": None}
     record = SimpleNamespace(**(terms | fields.pop("record", {})))
-    rest = dict.fromkeys(field.name for field in dataclasses.fields(JobSetup))
     asked = JobOptions(**(options | fields.pop("options", {})))
     names = {field.name for field in dataclasses.fields(RunSoFar)} & set(fields)
     so_far: Any = {"history": _before()} | {name: fields.pop(name) for name in names}
-    program = Program.of(asked.script)
-    given = {"options": asked, "record": record, "program": program, "run": RunSoFar(**so_far)}
-    given["source"] = ScriptSource.of(fields.get("program", program).text)
-    given |= {"journal": Run(), "library": MpiLibrary(Path("mpiexec"), "5.0.9")}
-    given |= {"lease": SimpleNamespace(is_renewed=False)}
-    return JobSetup(**(rest | given | fields))
+    given = {"record": record, "run": RunSoFar(**so_far), "journal": Run()}
+    given["lease"] = SimpleNamespace(is_renewed=False)
+    setup = settled(asked, **(given | fields))
+    setup.source = ScriptSource.of(setup.program.text)
+    return setup
 
 
 def _before(*hosts: str) -> SimpleNamespace:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heads import Run, completed, exited, formed, job_of
+from heads import Run, completed, exited, formed, job_of, without_screen
 
 from holdfast.recovery.event import (
     End,
@@ -62,7 +62,7 @@ class Told:
     def __init__(self, **how: Any) -> None:
         self.run = Run()
         self._written = b""
-        self.voice = JobConsole(job_of(**how), self.run, self._take)
+        self.voice = JobConsole(job_of(**how), self.run, self._take, without_screen())
 
     def lines(self) -> list[str]:
         """Return what was said since the last time, without the name in front."""

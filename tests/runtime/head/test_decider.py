@@ -21,6 +21,7 @@ from heads import (
     joined,
     saved,
     stopped,
+    without_screen,
 )
 
 from holdfast.recovery.event import End, Event, Launch, LaunchEnded
@@ -32,7 +33,6 @@ from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.decider import Decider
 from holdfast.runtime.head.job import config_of
 from holdfast.runtime.head.orders import TimeLimit, TimeLimits
-from holdfast.runtime.head.screen import ProgressLog
 from holdfast.runtime.head.visits import Standing
 from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder
 from holdfast.runtime.run.checkpoint_events import CheckpointFailed, Rejected
@@ -359,10 +359,7 @@ def test_stop_by_a_person_after_a_limit_keeps_the_job_from_coming_back() -> None
 def test_saving_in_time_is_not_told_of_when_the_training_is_over(
     phase: str, left_s: float, lines: int
 ) -> None:
-    class NoScreen:
-        columns = 0
-
-    progress = ProgressLog(NoScreen())  # type: ignore[arg-type]
+    progress = without_screen()
     made = Decided(job_of(limited(left_s)), progress)
     made.begin(WARM, *joined(0, 1))
     progress.show(LaunchReport(living=1, phase=phase))
@@ -524,7 +521,7 @@ class Broken(JobConsole):
 def broken(**options: Any) -> Decided:
     made = decided(**options)
     job = job_of(**options)
-    made.console = Broken(job, made.run, made._hear)
+    made.console = Broken(job, made.run, made._hear, without_screen())
     made.decider = Decider(job, made.run, made.console, made.obey)  # type: ignore[arg-type]
     return made
 

@@ -160,8 +160,7 @@ def test_head_is_told_the_terms_of_the_run_and_those_of_its_first_launch(
 ) -> None:
     wishes = {"spares": 1, "preload": ("keras", "tensorflw"), "seed": 9, "threads": 2}
     setup = begun(**wishes, microbatches=6, heartbeat_timeout_s=3.0, verbose=True)
-    run = dataclasses.replace(setup.run, first_generation=5, saved_step=40)
-    setup = dataclasses.replace(setup, run=run)
+    setup.run = dataclasses.replace(setup.run, first_generation=5, saved_step=40)
     limits = TimeLimits(is_batch=True)
 
     job, terms = setup.job(limits), setup.head_terms(tmp_path)
@@ -199,7 +198,8 @@ def test_head_is_told_what_the_journal_knows_of_the_run(begun: Begun) -> None:
 
 
 def begun_without_faults(setup: JobSetup) -> JobSetup:
-    return dataclasses.replace(setup, options=dataclasses.replace(setup.options, faults=()))
+    setup.options = dataclasses.replace(setup.options, faults=())
+    return setup
 
 
 @pytest.mark.parametrize(
@@ -364,8 +364,8 @@ def test_what_a_script_imports_and_the_user_wants_is_warm(
     begun: Begun, source: bytes, more: tuple[str, ...]
 ) -> None:
     setup = begun(preload=WANTED)
-    setup = dataclasses.replace(setup, source=ScriptSource.of(source))
+    setup.source = ScriptSource.of(source)
 
     assert setup.preload == setup.head_terms(Path("/dev")).preload == (*FOR_ALL, *more)
-    options = dataclasses.replace(setup.options, preload=())
-    assert dataclasses.replace(setup, options=options).preload == FOR_ALL
+    setup.options = dataclasses.replace(setup.options, preload=())
+    assert setup.preload == FOR_ALL

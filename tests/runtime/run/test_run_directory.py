@@ -17,7 +17,6 @@ import pytest
 
 from holdfast.checkpoint.errors import TRANSIENT
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, RunUnreadable, UsageError
-from holdfast.runtime.head.batch_job import ChainFile
 from holdfast.runtime.run import files
 from holdfast.runtime.run.checkpoint_events import Rejected
 from holdfast.runtime.run.failure_history import HistoryReader
@@ -377,7 +376,6 @@ STARTS: dict[str, Callable[[RunDirectory], object]] = {
     "fresh": lambda run: run.set_aside(),
     "checkpoints": lambda run: run.newest_step,
     "generation": next_generation,
-    "chain": lambda run: ChainFile(run, "c1").newest_step(),
     "no run": lambda run: no_run(run.path),
 }
 

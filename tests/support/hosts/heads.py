@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from configs import worker_config
 
@@ -31,7 +32,7 @@ from holdfast.runtime.head.job import Job
 from holdfast.runtime.head.job_setup import JobSetup, RunSoFar
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.preconditions import ScriptSource
-from holdfast.runtime.head.screen import ProgressLog
+from holdfast.runtime.head.screen import ProgressLog, Screen
 from holdfast.runtime.host.host_messages import LaunchOrder, Order
 from holdfast.runtime.host.launchers import MpiLibrary
 from holdfast.runtime.options.job_options import JobOptions
@@ -93,16 +94,23 @@ def setup_in(folder: Path, **options: Any) -> JobSetup:
     directory.prepare()
     directory.create_record(RECORD)
     path = directory.journal_path
-    return JobSetup(
-        options=JobOptions(script, directory.path, **({"workers": 2} | options)),
+    return settled(
+        JobOptions(script, directory.path, **({"workers": 2} | options)),
         record=RECORD,
-        library=MpiLibrary(Path("/opt/mpiexec"), "5.0.9"),
         journal=Journal(path, run_id="r", source="client"),
         lease=directory.acquire_lease(),
         run=RunSoFar(HistoryReader(path)),
-        program=Program.of(script),
         source=ScriptSource(),
     )
+
+
+def settled(options: JobOptions, **found: Any) -> JobSetup:
+    """Return a setup whose checks have found this."""
+    setup = JobSetup(options)
+    found = {"library": MpiLibrary(Path("/opt/mpiexec"), "5.0.9")} | found
+    for name, value in ({"program": Program.of(options.script)} | found).items():
+        setattr(setup, name, value)
+    return setup
 
 
 def job_of(limits: TimeLimits | None = None, **fields: Any) -> Job:
@@ -143,11 +151,16 @@ class Run:
         return [event.NAME for event in self.records]
 
 
+def without_screen() -> ProgressLog:
+    return ProgressLog(cast(Screen, SimpleNamespace(columns=0, print=lambda line: None)))
+
+
 class Decided:
     """A decider, what it has ordered, said and recorded."""
 
     def __init__(self, job: Job, progress: ProgressLog | None = None) -> None:
         self.run, self.said, self.orders = Run(), b"", list[Order]()
+        progress = progress or without_screen()
         self.console = JobConsole(job, self.run, self._hear, progress)
         self.decider = Decider(job, self.run, self.console, self.obey)  # type: ignore[arg-type]
 
