@@ -135,6 +135,7 @@ class Allocation:
             runs the batch script.
         workers: the tasks that the user asked for, None if there was no wish.
         ends_at: when the batch system ends the job, in seconds since 1970, if it has said.
+        limit_s: how long the whole job may last, if only that was said.
         restarts: how often the job was started before, as far as the batch system tells.
         is_batch: whether a batch script runs, which can be requeued.
         copies: the tasks of a parallel step that all run this same command.
@@ -148,6 +149,7 @@ class Allocation:
     hosts: tuple[HostSlots, ...] = ()
     workers: Workers | None = None
     ends_at: float | None = None
+    limit_s: float | None = None
     restarts: int = 0
     is_batch: bool = True
     copies: int = 1
@@ -219,13 +221,6 @@ def options_of(allocation: Allocation | None) -> dict[str, tuple[str, Any]]:
         is_slurm = allocation.scheduler is Scheduler.SLURM
         return found | ({"rsh": (label, _SLURM_SHELL)} if is_slurm else {})
     return {} if workers is None else {"workers": (f"{workers.source} of {label}", workers.count)}
-
-
-def limit_s(allocation: Allocation, environ: Mapping[str, str]) -> float | None:
-    """Return the seconds that the whole job may last, where only the environment knows them."""
-    if allocation.scheduler is not Scheduler.PBS:
-        return None
-    return float(whole_number(environ.get("PBS_WALLTIME"))) or None
 
 
 def refuse_copies(allocation: Allocation) -> None:
@@ -390,6 +385,7 @@ def _read_pbs(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
         chain=f"pbs {job}",
         hosts=hosts,
         workers=workers,
+        limit_s=float(whole_number(environ.get("PBS_WALLTIME"))) or None,
         is_batch=environ.get("PBS_ENVIRONMENT") == "PBS_BATCH",
     )
 

@@ -15,8 +15,8 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.placement import place_workers
@@ -25,7 +25,6 @@ from holdfast.runtime.batch.schedulers import (
     Allocation,
     Scheduler,
     SlurmRefused,
-    limit_s,
     requeue,
     time_left_s,
 )
@@ -48,39 +47,36 @@ _UNKNOWN = "time limit not known: give --deadline"
 Say = Callable[[str], None]
 
 
+@dataclass(slots=True)
 class BatchJob:
     """The batch job around a client, if there is one, and the limits that come from it."""
 
-    def __init__(
-        self,
-        allocation: Allocation | None = None,
-        limits: TimeLimits | None = None,
-        *,
-        is_requeued: bool = False,
-        unknown: str = "",
-        used_hosts: int = 1,
-    ) -> None:
-        self.allocation = allocation
-        self.incarnation = "" if allocation is None else allocation.label
-        """The batch job, and which start of the run this is, in words."""
-        self.limits = limits or TimeLimits(is_batch=allocation is not None)
-        self.lost_hosts: tuple[str, ...] = ()
-        """Those that the head has lost; the requeued job does without them."""
-        self._unknown = unknown
-        self._is_requeued = is_requeued
-        self._used_hosts = used_hosts
+    allocation: Allocation | None = None
+    limits: TimeLimits = field(default_factory=TimeLimits)
+    """By the end of the job those that its head has sent."""
+    is_requeued: bool = False
+    """Whether the user lets Slurm begin the job again."""
+    unknown: str = ""
+    used_hosts: int = 1
+    lost_hosts: tuple[str, ...] = ()
+    """Those that the head has lost; the requeued job does without them."""
+    incarnation: str = ""
+    """The batch job, and which start of the run this is, in words."""
+
+    def __post_init__(self) -> None:
+        """Name the batch job until the start is known."""
+        self.incarnation = "" if self.allocation is None else self.allocation.label
 
     @staticmethod
     def of(
         options: JobOptions,
         allocation: Allocation | None,
-        environ: Mapping[str, str],
         age_s: float = 0.0,
     ) -> BatchJob:
         """Return the job of these options that began ``age_s`` ago."""
         now = time.time()
         asked = options.deadline_s
-        theirs = None if allocation is None else _limit_of(allocation, environ, now)
+        theirs = None if allocation is None else _limit_of(allocation, now)
         is_slurms = allocation is not None and allocation.scheduler is Scheduler.SLURM
         unknown = _UNKNOWN if is_slurms and theirs is None and asked is None else ""
         if theirs is not None and math.isinf(theirs.ends_at):
@@ -102,9 +98,9 @@ class BatchJob:
     @property
     def introduction(self) -> str:
         """Which batch job this is, and when its time ends; "" if neither is known."""
-        words = [self.incarnation, self._unknown, self.limits.words]
+        words = [self.incarnation, self.unknown, self.limits.words]
         hosts = () if self.allocation is None else self.allocation.hosts
-        idle = len(hosts) - self._used_hosts
+        idle = len(hosts) - self.used_hosts
         if hosts and idle > 0:
             words.append(
                 f"{idle} of its {len(hosts)} hosts stay idle: give more workers by -n, or name "
@@ -113,26 +109,18 @@ class BatchJob:
         words.append("" if self.allocation is None else self.allocation.apart)
         return ", ".join(word for word in words if word)
 
-    @property
-    def wants_requeue(self) -> bool:
-        """Whether the job should be started again by its batch system."""
-        is_batch = self.allocation is not None and self.allocation.is_batch
-        return self._is_requeued and is_batch and self.limits.hit_limit
-
     def end(
         self, code: int, say: Say, requeue: Callable[[str, Sequence[str], int], None] = requeue
     ) -> None:
-        """Have a job requeued that ends with ``code`` and is unfinished.
-
-        ``limits`` are by now those that the head has sent at the end.
-        """
+        """Have a job requeued that ends with ``code`` and is unfinished."""
         for number in {signal.SIGTERM, signal.SIGINT} & signal.sigpending():
             # Blocked since the job's end.
             self.limits.repeats(number, is_stopping=True, now=self.limits.now)
         allocation = self.allocation
-        if code != ExitCode.STOPPED_EARLY or not self.wants_requeue or allocation is None:
+        is_unfinished = code == ExitCode.STOPPED_EARLY and self.limits.hit_limit
+        if allocation is None or not (is_unfinished and self.is_requeued):
             return
-        if allocation.scheduler is not Scheduler.SLURM:
+        if allocation.scheduler is not Scheduler.SLURM or not allocation.is_batch:
             return
         # Said before: Slurm ends this process as soon as it has requeued the job.
         say(
@@ -148,7 +136,7 @@ class BatchJob:
             )
 
 
-def _limit_of(allocation: Allocation, environ: Mapping[str, str], now: float) -> TimeLimit | None:
+def _limit_of(allocation: Allocation, now: float) -> TimeLimit | None:
     """Return the end of the allocation, from its environment or from Slurm's controller."""
     # A time that is over is an older job's: its variables live on in a tmux, and in `sbatch`.
     if allocation.ends_at is not None and allocation.ends_at > now:
@@ -156,7 +144,7 @@ def _limit_of(allocation: Allocation, environ: Mapping[str, str], now: float) ->
     if allocation.scheduler is Scheduler.SLURM:
         left_s, source = time_left_s(allocation.job_id), "squeue"
     else:
-        left_s, source = limit_s(allocation, environ), "the time limit of the job"
+        left_s, source = allocation.limit_s, "the time limit of the job"
     return None if left_s is None else TimeLimit(now, now + left_s, source)
 
 

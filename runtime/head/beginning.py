@@ -32,8 +32,8 @@ def tell_beginning(setup: JobSetup, teller: Teller, batch: str) -> None:
         setup.journal.record(PreloadFailed(module, reason))
     for text in () if setup.checked_hosts is None else setup.checked_hosts.unlike:
         teller.tell(Warned(f"{text} (--strict refuses such hosts)"))
-    if setup.run.lost_step is not None:
-        teller.tell(Warned(_lost(setup.run.lost_step, setup)))
+    if setup.lost_step is not None:
+        teller.tell(Warned(_lost(setup.lost_step, setup)))
     setup.journal.record(setup.started)
     if batch:
         teller.tell(Incarnation(batch))
@@ -42,10 +42,10 @@ def tell_beginning(setup: JobSetup, teller: Teller, batch: str) -> None:
 def _first_line(setup: JobSetup) -> str:
     """Return what begins, where, with which workers and seed."""
     options, record = setup.options, setup.record
-    verb, step = "resuming" if _is_resuming(setup) else "starting", setup.run.saved_step
+    verb, step = "resuming" if _is_resuming(setup) else "starting", setup.saved_step
     begin = " from the beginning" if step is None else f" from step {step}"
     return (
-        f"{verb} {options.script.name}{begin if setup.run.is_resumed else ''}"
+        f"{verb} {options.script.name}{begin if setup.is_resumed else ''}"
         f" on {count(options.workers, 'worker')}"
         + (f" and {count(options.spares, 'spare')}" if options.spares else "")
         + f" ({count(record.microbatches, 'microbatch', 'microbatches')}, seed {record.seed}, "
@@ -115,7 +115,7 @@ def _in_words(argv: Sequence[str]) -> str:
 def _of_hosts(setup: JobSetup) -> Iterator[str]:
     """Yield a line on the hosts of the job if there are several, and on the devices of each."""
     checked, workers = setup.checked_hosts, setup.options.workers + setup.options.spares
-    before = setup.run.history.history.hosts
+    before = setup.history.history.hosts
     if len(before) > 1 and not setup.options.hosts and _is_resuming(setup):
         yield (
             f"the job before had the hosts {', '.join(before)}, and this one has this host alone; "
@@ -161,7 +161,7 @@ def _devices_of(where: str, workers: int, devices: Devices) -> Iterator[str]:
 
 def _of_the_directory(setup: JobSetup) -> Iterator[str]:
     """Yield a line on each thing that is unusual about the run directory."""
-    options, aside = setup.options, setup.run.set_aside
+    options, aside = setup.options, setup.set_aside
     if aside is not None:
         kept = RunDirectory(options.run_dir).previous_runs
         many = f"; {kept} are there now, and `rm -r {options.run_dir}/previous-*` removes them"
@@ -176,7 +176,7 @@ def _of_the_directory(setup: JobSetup) -> Iterator[str]:
 
 def _lost(step: int, setup: JobSetup) -> str:
     """Return what becomes of a run whose newest checkpoint, or all of them, are gone."""
-    newest, place = setup.run.saved_step, RunDirectory(setup.options.run_dir).checkpoints_path
+    newest, place = setup.saved_step, RunDirectory(setup.options.run_dir).checkpoints_path
     left = "none is left" if newest is None else f"step {newest} is the newest"
     begins = "begins at step 0" if newest is None else f"goes on from step {newest}"
     text = f"the journal knows of a checkpoint of step {step}, but {left} in {place}: training "
@@ -185,4 +185,4 @@ def _lost(step: int, setup: JobSetup) -> str:
 
 def _is_resuming(setup: JobSetup) -> bool:
     """Return whether something was trained before; a job that was refused has trained nothing."""
-    return setup.run.is_resumed and bool(setup.run.saved_step)
+    return setup.is_resumed and bool(setup.saved_step)

@@ -29,7 +29,7 @@ from holdfast.runtime.head.head_process import (
     FoundHead,
     HeadProcess,
     HeadTerms,
-    Owner,
+    OwnerEnded,
     begin_head,
     connect_to_head,
     find_owner,
@@ -41,8 +41,6 @@ from holdfast.runtime.head.visits import (
     BeginJob,
     ClientTaken,
     JobDone,
-    LaunchOrdered,
-    LostHead,
     PassSignals,
     Standing,
     StopOrdered,
@@ -83,7 +81,7 @@ _KILLED_WITHIN_S = 5.0
 _LEASE_POLL_S = 1.0
 _POLL_S = 0.5
 _MOST_DEATHS_IN_VAIN = 3
-Find: TypeAlias = Callable[[RunDirectory, JobOptions | None], Owner]
+Find: TypeAlias = Callable[[RunDirectory, JobOptions | None], FoundHead | None]
 Connect: TypeAlias = Callable[[HeadTerms, "subprocess.Popen[bytes] | None"], HeadProcess]
 
 _PASSED_ON = (*STOPS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -106,7 +104,7 @@ def run_job(
     Raises:
         JobError: the job cannot begin; nothing was started.
     """
-    around = batch or BatchJob.of(options, None, os.environ)
+    around = batch or BatchJob.of(options, None)
     try:
         setup = settle(options)
     except NothingToDo as reason:
@@ -153,35 +151,34 @@ def settle(
         except RunDirectoryBusy as error:
             busy = error
         refuse_other_program(options, Program.of(options.script), is_owned=True)
-        owner, found = _ask_owner(find, RunDirectory(options.run_dir), options)
-        if found is not None:
-            return found
-        if owner.has_ended:
-            say(f"{owner.words}; going on from its newest checkpoint")
+        try:
+            found = _find_job(find, RunDirectory(options.run_dir), options)
+        except OwnerEnded as ended:
+            say(f"{ended}; going on from its newest checkpoint")
             # Its writer has the lease until it has written what it had in hand.
             bound, has_said = Bound(max(options.wait_lease_s, _ENDS_WITHIN_S)), True
             continue
-        words = owner.words or str(busy)  # it knows more about itself
+        except RunDirectoryBusy as error:
+            busy, found = error, None  # it knows more about itself
+        if found is not None:
+            return found
         if bound.has_passed:
-            raise RunDirectoryBusy(words)
+            raise busy
         if not has_said:
-            say(f"waiting for {options.wait_lease_s:.0f} s at most: {words}")
+            say(f"waiting for {options.wait_lease_s:.0f} s at most: {busy}")
             has_said = True
         sleep(_LEASE_POLL_S)
 
 
-def _ask_owner(
-    find: Find, directory: RunDirectory, asked: JobOptions | None
-) -> tuple[Owner, FoundJob | None]:
-    """Return who has a directory, and its head if this process shows it from now on."""
+def _find_job(find: Find, directory: RunDirectory, asked: JobOptions | None) -> FoundJob | None:
+    """Return the job that this process shows from now on, None if none lives there."""
     signals = SignalPipe()
     with contextlib.ExitStack() as undone:
         undone.callback(signals.restore, is_replayed=True)
-        owner = find(directory, asked)
-        if owner.head is None:
-            return owner, None
-        undone.pop_all()
-        return owner, FoundJob(owner.head, signals)
+        head = find(directory, asked)
+        if head is not None:
+            undone.pop_all()
+        return None if head is None else FoundJob(head, signals)
 
 
 def begin_job(
@@ -248,13 +245,13 @@ def run_batch_job(
         JobError: the job cannot begin, or its chain does not get on; nothing was started.
     """
     if not allocation.chain:
-        return run(options, BatchJob.of(options, allocation, os.environ))
+        return run(options, BatchJob.of(options, allocation))
     with answering(options.run_dir, say):
         link = ChainLink(options, allocation)
     asked = link.asked(options)
     if asked.fresh != options.fresh:
         say("--fresh began this run with the first incarnation; this one goes on with it")
-    batch = BatchJob.of(asked, allocation, os.environ)
+    batch = BatchJob.of(asked, allocation)
     try:
         code = run(asked, batch, link)
     except RunDirectoryBusy as error:
@@ -274,11 +271,11 @@ def attach(run_dir: Path, find: Find = find_owner) -> int:
     """
     with answering(run_dir, say):
         refuse_no_run(run_dir)
-        owner, found = _ask_owner(find, RunDirectory(run_dir), None)
-    if owner.has_ended:
-        raise UsageError(f"{owner.words}; go on from its newest checkpoint by `holdfast run`")
-    if owner.words:
-        raise RunDirectoryBusy(owner.words)
+        try:
+            found = _find_job(find, RunDirectory(run_dir), None)
+        except OwnerEnded as ended:
+            words = f"{ended}; go on from its newest checkpoint by `holdfast run`"
+            raise UsageError(words) from None
     if found is None:
         reader = JournalReader(RunDirectory(run_dir).journal_path, tail_bytes=TAIL_BYTES)
         step, what = None, "start or resume it with `holdfast run`"
@@ -309,17 +306,14 @@ def attach_to(
     greeting = head.greeting
     job = from_plain(Job, greeting.job)
     options, environment = job.config.options, greeting.environment
-    around = batch or BatchJob.of(
-        options, find_allocation(environment), environment, age_s(head.process.pid)
-    )
+    around = batch or BatchJob.of(options, find_allocation(environment), age_s(head.process.pid))
     kept = () if asked is None else options.differences(asked)
     if kept:
         say(f"warning: the job keeps the options that it was started with: {'; '.join(kept)}")
     if not options.quiet:
-        workers = (greeting.order or {})["config"]["workers"]
         say(
             f"attached to the job in {options.run_dir}, which went on without a client: "
-            f"{options.script.name} on {count(len(workers), 'worker')}"
+            f"{options.script.name} on {count(greeting.workers, 'worker')}"
         )
     lease = Lease(head.lease)
     with contextlib.suppress(OSError):  # nothing to spare: the job's writer renews it, too
@@ -368,9 +362,8 @@ class Client:
         self._job = job
         self._lease = lease
         self._connect, self._clock = connect, clock
-        self._order: Mapping[str, Any] | None = None
         self._standing = Standing()
-        """The order of the newest launch, and what it has come to."""
+        """What the newest launch has come to."""
         self._has_stood = False
         """Whether the present head has told how its launch stands."""
         self._ended: JobDone | None = None
@@ -384,9 +377,10 @@ class Client:
         self._signals = signals
         signals.watch(self._reactor, self._pass_on)
 
-    def start(self, head: HeadProcess, after: LostHead | None = None) -> None:
-        """Let a head begin the job, or go on ``after`` what another one has come to."""
-        head.channel.post(to_message(BeginJob(self._job, after)), (1, 2))
+    def start(self, head: HeadProcess, reason: str = "") -> None:
+        """Let a head begin the job, or go on after what another one has come to."""
+        after = None if self._standing.order is None else self._standing
+        head.channel.post(to_message(BeginJob(self._job, after, reason)), (1, 2))
         self.show(head)
 
     def run(self) -> ExitCode:
@@ -434,8 +428,6 @@ class Client:
             case ClientTaken():
                 for fd in line.get(FDS, ()):
                     os.close(fd)  # this process has the lease
-            case LaunchOrdered(order):
-                self._order = order
             case Standing():
                 if self._has_stood:  # something has happened since this head began
                     self._deaths_in_vain = 0
@@ -471,10 +463,7 @@ class Client:
                 f"the agent of this host died {self._deaths_in_vain} times before it did anything; "
                 "its messages are above; run `holdfast doctor`"
             )
-        after = None
-        if self._order is not None:
-            after = LostHead(self._order, self._standing, reason)
-        self.start(self._connect(self._terms, None), after)
+        self.start(self._connect(self._terms, None), reason)
         self._pass_on(self._stops)
 
     def _pass_on(self, numbers: Collection[int]) -> None:

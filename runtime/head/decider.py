@@ -43,7 +43,7 @@ from holdfast.recovery.launch import LaunchClock, LaunchLimits, Situation
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.console import JobConsole
-from holdfast.runtime.head.job import Job, LaunchLog, config_of
+from holdfast.runtime.head.job import Job, LaunchLog
 from holdfast.runtime.head.orders import HeardSignals, TimeDue
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.head.visits import Standing
@@ -61,6 +61,7 @@ from holdfast.runtime.run.events import (
     Warned,
 )
 from holdfast.runtime.run.failure_history import RunHistory
+from holdfast.runtime.system.codec import from_plain
 
 _IDLE_POLLS = 10
 """After so many the end of a launch would have been told, if there was one."""
@@ -120,8 +121,9 @@ class Decider:
         """Begin the job with its first launch."""
         self._carry_out(self._machine.start())
 
-    def go_on(self, order: LaunchOrder, standing: Standing, reason: str) -> None:
-        """Go on after a head that has died with its workers, whose last launch this was."""
+    def go_on(self, standing: Standing, reason: str) -> None:
+        """Go on after a head that has died with its workers, and what it had come to."""
+        order = from_plain(LaunchOrder, standing.order)
         launch = order.launch
         self._history = RunHistory(order.config.history, time.monotonic())
         self._console.lost_head(launch, reason)
@@ -290,14 +292,12 @@ class Decider:
 
     def _launch(self, launch: Launch) -> None:
         self._console.launching(launch)
-        config = config_of(
-            self._job.config,
+        order = self._job.order_of(
             launch,
             options=replace(self._job.config.options, faults=self._faults_of(launch)),
             history=self._history.at(time.monotonic()),
             hosts=self._place(len(launch.workers)),
         )
-        order = self._job.order_of(launch, config)
         self.log.begin(order)
         self._obey_agent(order)
 

@@ -46,7 +46,6 @@ from holdfast.runtime.head.visits import (
     JobDone,
     JobStarting,
     JobStopping,
-    LaunchOrdered,
     OfClient,
     PassSignals,
     Refused,
@@ -56,14 +55,14 @@ from holdfast.runtime.head.visits import (
     StopOrdered,
 )
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
-from holdfast.runtime.host.host_messages import LaunchOrder, Logged, News, Traced
+from holdfast.runtime.host.host_messages import Logged, News, Traced
 from holdfast.runtime.run.entries import Entry
 from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.journal import Records
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.saving.run_files import RunLost, RunWarning
 from holdfast.runtime.system.channel import FDS, Channel, Message, MessageKinds, to_message
-from holdfast.runtime.system.codec import from_plain, to_plain
+from holdfast.runtime.system.codec import from_plain
 from holdfast.runtime.system.processes import (
     PeerSilence,
     is_stopped,
@@ -121,13 +120,12 @@ class Head:
 
     def _describe(self) -> HeadStatus:
         job = self._job
-        order = None if job is None else job.decider.log.order
         return HeadStatus(
             now=time.monotonic(),
             pid=os.getpid(),
             client=None if self._client is None else self._client.pid,
             run_dir=None if job is None else str(job.job.config.options.run_dir),
-            launched=0 if order is None else len(order.config.workers),
+            launched=0 if job is None else job.decider.log.launched,
             seen=self._agent.launch.describe(),
         )
 
@@ -293,7 +291,7 @@ class Head:
         """Begin the job, or go on with it after another head."""
         after = message.after
         job = from_plain(Job, message.job)
-        job = job if after is None else job.after(after.standing)
+        job = job if after is None else job.after(after)
         lost = {"losses": dict(job.losses), "missing": list(job.missing)}
         self._job_fields = {**message.job, **lost}
         lease = -1 if self._lease is None else self._lease.fileno()
@@ -315,18 +313,17 @@ class Head:
             if after is None:
                 decider.begin()
             else:
-                if after.standing.may_live_elsewhere:
+                if after.may_live_elsewhere:
                     self._hosts.hold("another host", job.config.options.heartbeat_timeout_s)
-                decider.go_on(from_plain(LaunchOrder, after.order), after.standing, after.reason)
+                decider.go_on(after, message.reason)
                 self._agent.tell(LaunchEnded())
 
     def _greet(self, client: _Client, job: _RunningJob) -> None:
         """Tell a client all that it needs to start another head, should this one die."""
         fds = () if self._lease is None else (self._lease.fileno(),)
-        order = job.decider.log.order
         greeting = ClientTaken(
             job=self._job_fields,
-            order=None if order is None else to_plain(order),
+            workers=job.decider.log.launched,
             directory=str(self._agent.settings.directory),
             cwd=os.getcwd(),
             environment=dict(os.environ),
@@ -432,9 +429,8 @@ class _Client:
         self.is_silent = False
         self.has_hung_up = False
         """Whether its terminal is gone, so that nobody sees what it shows."""
-        self._order: LaunchOrder | None = None
         self._standing: Standing | None = None
-        """The launch that it was told of last, and what that had come to."""
+        """What it was told last of the newest launch."""
 
     @property
     def is_replaceable(self) -> bool:
@@ -443,9 +439,6 @@ class _Client:
 
     def follow(self, log: LaunchLog) -> None:
         """Tell it what is new of the newest launch."""
-        if log.order is not None and log.order is not self._order:
-            self._order = log.order
-            self.channel.post(to_message(LaunchOrdered(to_plain(log.order))))
         if log.standing != self._standing:
             self._standing = log.standing
             self.channel.post(to_message(log.standing))

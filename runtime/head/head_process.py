@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.errors import RecoveryImpossible
+from holdfast.runtime.errors import RecoveryImpossible, RunDirectoryBusy
 from holdfast.runtime.head.visits import (
     AnotherJob,
     ClientPing,
@@ -236,70 +236,66 @@ class FoundHead:
     """The descriptor of the lease, that this process holds as well from now on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The job that has a run directory, as it answers a process that wants the directory."""
-
-    words: str = ""
-    """Why it keeps the directory and what to do, or that it was ended; "" if nobody answers."""
-    head: FoundHead | None = None
-    """Its head, which this process may show from now on."""
-    has_ended: bool = False
-    """Whether it was ended just now: it had no client, and its head was stopped."""
+class OwnerEnded(RunDirectoryBusy):
+    """The job had no client, and its head was stopped; it was ended just now."""
 
 
-def find_owner(run_dir: RunDirectory, asked: JobOptions | None = None) -> Owner:
-    """Ask the job in ``run_dir`` whether this process may show it, if it lives on this host.
+def find_owner(run_dir: RunDirectory, asked: JobOptions | None = None) -> FoundHead | None:
+    """Return the head of the job in ``run_dir``, for this process to show; None without one here.
 
     A request of another script, or for a fresh run, attaches to no job.
+
+    Raises:
+        OwnerEnded: it was ended.
+        RunDirectoryBusy: it keeps the directory; the text says why, and what to do.
     """
     path = run_dir.agent_socket()
     if path is None:
-        return Owner()
+        return None
     try:
         channel = connect(path)
     except OSError:
         client = _client_of(run_dir)
-        is_kept = client is not None and is_stopped(client)  # it starts no other head
-        return _busy(run_dir, "stopped_client", client) if is_kept else Owner()
+        if client is not None and is_stopped(client):  # it starts no other head
+            raise _busy(run_dir, "stopped_client", client) from None
+        return None
     process = HeldProcess.of_peer(channel)
     if process is None:
         channel.close()
-        return Owner()
+        return None
     answer, fds = _ask(channel, asked)
     if isinstance(answer, ClientTaken):
-        return Owner(head=FoundHead(channel, process, answer, *fds))
-    owner = _refusing(run_dir, answer, process, asked)
-    process.close()
-    channel.close()
-    return owner
+        return FoundHead(channel, process, answer, *fds)
+    with contextlib.closing(channel), contextlib.closing(process):
+        _refuse(run_dir, answer, process, asked)
+    return None
 
 
-def _refusing(
+def _refuse(
     run_dir: RunDirectory,
     answer: ToClient | str | None,
     head: HeldProcess,
     asked: JobOptions | None,
-) -> Owner:
-    """Return what a head means that lets nobody show its job, or that is silent."""
+) -> None:
+    """Raise what a head means that lets nobody show its job, or that is silent."""
     match answer:
         case "silent" if _end_if_stopped(head, run_dir):
             words = f"it had no client, and its head, pid {head.pid}, was stopped"
-            return Owner(f"ended the job in {run_dir.path}: {words}", has_ended=True)
+            raise OwnerEnded(f"ended the job in {run_dir.path}: {words}")
         case "silent":
-            return _busy(run_dir, "silent", head.pid)
+            raise _busy(run_dir, "silent", head.pid)
         case AnotherJob(job) if asked is not None:
-            return Owner(another_job(run_dir, job, asked))
+            raise RunDirectoryBusy(another_job(run_dir, job, asked))
         case ClientRefused(pid):
             others = "attached" if asked is None else "another"
-            return _busy(run_dir, "stopped_client" if is_stopped(pid) else others, pid)
+            raise _busy(run_dir, "stopped_client" if is_stopped(pid) else others, pid)
         case JobStarting():
-            return _busy(run_dir, "starting", head.pid)
-    return Owner()
+            raise _busy(run_dir, "starting", head.pid)
 
 
-def _busy(run_dir: RunDirectory, kind: str, pid: int | None) -> Owner:
-    return Owner(f"run directory {run_dir.path} belongs to {_REFUSALS[kind].format(pid=pid)}")
+def _busy(run_dir: RunDirectory, kind: str, pid: int) -> RunDirectoryBusy:
+    words = _REFUSALS[kind].format(pid=pid)
+    return RunDirectoryBusy(f"run directory {run_dir.path} belongs to {words}")
 
 
 def _client_of(run_dir: RunDirectory) -> int | None:

@@ -1,8 +1,8 @@
 """What a head is told of its job, and what it tells its client, so that another head can go on.
 
-A `Job` is settled before the head starts (`job_setup`).  A client keeps the order of the newest
-launch and its `Standing`.  If the head dies, its workers have died with it, so the next one needs
-no more: it counts the launch as lost.
+A `Job` is settled before the head starts (`job_setup`).  A client keeps the `Standing` of the
+newest launch.  If the head dies, its workers have died with it, so the next one needs no more: it
+counts the launch as lost.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.visits import Standing
 from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder, News
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.system.codec import to_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,16 @@ class Job:
             spares=options.spares,
         )
 
-    def order_of(self, launch: Launch, config: WorkerConfig) -> LaunchOrder:
-        """Return the agent's order for a launch whose workers are told ``config``."""
+    def order_of(self, launch: Launch, **changed: Any) -> LaunchOrder:
+        """Return the agent's order for a launch; this was ``changed`` since the job began."""
         options = self.config.options
+        config = dataclasses.replace(
+            self.config,
+            worker=launch.workers[0],
+            generation=launch.generation,
+            workers=launch.workers,
+            **changed,
+        )
         mpi = MpiOrder(
             mpiexec=self.mpiexec,
             library=self.mpi_library,
@@ -129,11 +137,16 @@ class LaunchLog:
         """Whether a host that was lost has the whole world, and may not know of its loss."""
         self._own = job.hosts[0].name if job.hosts else ""
 
+    @property
+    def launched(self) -> int:
+        """How many workers the newest launch has, 0 without one."""
+        return 0 if self.order is None else len(self.order.config.workers)
+
     def begin(self, order: LaunchOrder) -> None:
         """Forget the last launch; ``order`` is the agent's order for this one."""
         self.order, self._joined, self._is_leased = order, set(), False
         self._members = set(order.config.workers)
-        self._stand(is_up=False, saved_step=None)
+        self._stand(order=to_plain(order), is_up=False, saved_step=None)
 
     def note(self, event: News) -> None:
         """Take note of what has happened."""
@@ -164,14 +177,3 @@ class LaunchLog:
         self.standing = dataclasses.replace(
             self.standing, may_live_elsewhere=is_elsewhere, **changed
         )
-
-
-def config_of(config: WorkerConfig, launch: Launch, **changed: Any) -> WorkerConfig:
-    """Return what the workers of a launch are told; all but the worker is the same for all."""
-    return dataclasses.replace(
-        config,
-        worker=launch.workers[0],
-        generation=launch.generation,
-        workers=launch.workers,
-        **changed,
-    )

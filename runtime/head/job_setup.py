@@ -83,21 +83,6 @@ class NothingToDo(Exception):
     """The run is complete, and a job of it would train nothing; the message says so."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunSoFar:
-    """What the run has when a job of it begins."""
-
-    history: HistoryReader
-    is_resumed: bool = False
-    first_generation: int = 1
-    saved_step: int | None = None
-    """The newest step, None without any."""
-    lost_step: int | None = None
-    """The newest step that the journal knows of, None unless it is gone."""
-    set_aside: Path | None = None
-    """Where the run before lies, None unless ``--fresh`` has moved one out of the way."""
-
-
 @dataclass(slots=True)
 class JobSetup:
     """A job that may begin, or one in the making: what its checks have settled so far."""
@@ -111,8 +96,16 @@ class JobSetup:
     library: MpiLibrary = field(init=False)
     lease: Lease = field(init=False)
     record: RunRecord = field(init=False)
-    run: RunSoFar = field(init=False)
+    history: HistoryReader = field(init=False)
     journal: Journal = field(init=False)
+    is_resumed: bool = False
+    first_generation: int = 1
+    saved_step: int | None = None
+    """The newest step of the run, None without any."""
+    lost_step: int | None = None
+    """The newest step that the journal knows of, None unless it is gone."""
+    set_aside: Path | None = None
+    """Where the run before lies, None unless ``--fresh`` has moved one out of the way."""
     checked_hosts: CheckedHosts | None = None
     """The hosts of the job and their network, None if it has no other host."""
 
@@ -180,10 +173,10 @@ class JobSetup:
         config = WorkerConfig(
             options=options,
             worker=WorkerId(0),
-            generation=self.run.first_generation,
+            generation=self.first_generation,
             workers=tuple(map(WorkerId, range(options.workers + options.spares))),
             record=self.record,
-            history=self.run.history.read(),
+            history=self.history.read(),
             lease_token=self.lease.token,
             program=self.program.digests,
             script_begun=self.program.script,
@@ -194,7 +187,7 @@ class JobSetup:
             mpi_library=self.library.name,
             preload=self.preload,
             missing_modules=self.missing_modules,
-            saved_step=self.run.saved_step,
+            saved_step=self.saved_step,
             struck=self._struck(),
             limits=limits,
             lost_lines=self.journal.lost,
@@ -393,29 +386,23 @@ def _losses_in(options: JobOptions) -> dict[str, int]:
 def _open_run(setup: JobSetup) -> None:
     """Begin a run or go on with one; refuse a record that says otherwise than the options."""
     directory = setup.directory
-    set_aside = directory.set_aside() if setup.options.fresh else None
+    setup.set_aside = directory.set_aside() if setup.options.fresh else None
     threads = None if setup.checked_hosts is None else setup.checked_hosts.threads
     if setup.checked_hosts is not None:
         setup.program = Program.of(setup.options.script)  # by the paths that all hosts know
-    setup.record, is_resumed = open_or_create_record(
+    setup.record, setup.is_resumed = open_or_create_record(
         directory, setup.options, setup.program, threads
     )
     with contextlib.suppress(OSError):  # a launch that needs the texts then says so
         keep(directory.program_path, setup.program.texts.values())
     # A list of steps that fails just now ends the job here, and is no list without a step.
-    saved_step = directory.newest_step
-    history = HistoryReader(directory.journal_path)
-    history.read()
-    known = history.history.saved_step
+    saved_step = setup.saved_step = directory.newest_step
+    setup.history = HistoryReader(directory.journal_path)
+    setup.history.read()
+    known = setup.history.history.saved_step
     is_lost = known is not None and (saved_step is None or saved_step < known)
-    setup.run = RunSoFar(
-        history=history,
-        is_resumed=is_resumed,
-        first_generation=next_generation(directory),
-        saved_step=saved_step,
-        lost_step=known if is_resumed and is_lost else None,
-        set_aside=set_aside,
-    )
+    setup.lost_step = known if setup.is_resumed and is_lost else None
+    setup.first_generation = next_generation(directory)
 
 
 def _open_journal(setup: JobSetup) -> None:

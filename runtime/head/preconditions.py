@@ -47,9 +47,8 @@ if len(os.listdir("/proc/self/task")) > 1:
 
 def host_faults(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield a sentence for each thing of this host that keeps any job from running."""
-    hidden = _hidden(environment.get("PYTHONPATH", "").split(os.pathsep))
-    starter = _starter_of_threads(environment)
-    yield from filter(None, (_loopback(loopback_state()), _packages(hidden), _threads(starter)))
+    packages = _packages(environment.get("PYTHONPATH", "").split(os.pathsep))
+    yield from filter(None, (_loopback(loopback_state()), packages, _threads(environment)))
 
 
 def job_faults(
@@ -99,19 +98,31 @@ def _file_size(most: int) -> str:
     )
 
 
-def _packages(hidden: Mapping[str, str]) -> str:
-    for name, place in hidden.items():
-        return (
-            f"PYTHONPATH hides the package {name}: {place} is found first, and workers need "
-            f"{name}: rename that file, or take {Path(place).parent} out of PYTHONPATH"
-        )
+def _packages(places: Sequence[str]) -> str:
+    """Return which file in ``places`` would be imported in the place of a package, "" if none."""
+    named = [os.path.abspath(place) for place in places if place]
+    for name in PACKAGES:
+        spec = PathFinder.find_spec(name, [*named, *sys.path])
+        file = None if spec is None or spec.submodule_search_locations else spec.origin
+        if file is not None and os.path.dirname(file) in named:
+            return (
+                f"PYTHONPATH hides the package {name}: {file} is found first, and workers need "
+                f"{name}: rename that file, or take {os.path.dirname(file)} out of PYTHONPATH"
+            )
     return ""
 
 
-def _threads(starter: str) -> str:
-    if not starter:
-        return ""
-    return (
+def _threads(environment: Mapping[str, str]) -> str:
+    """Return what has started a thread before the first line of a program, "" if nothing has.
+
+    This process has had it, too.  Its own threads may be others, so a new process is asked then.
+    """
+    starter = ""
+    if thread_count() > 1:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            told = answer_of(program_command(_TELL_THREADS), _ASKS_FOR_S, environment)
+            starter = told.stdout.strip()
+    return starter and (
         f"{starter} starts a thread in every Python process, and workers are forked from "
         "one with a single thread: start it in the script, or take that module out of Python's path"
     )
@@ -130,31 +141,6 @@ def _keras(environment: Mapping[str, str], backend: str | None) -> str:
         text = f"{file} names the backend {backend}"
     is_fault = backend != TENSORFLOW
     return f"{text}, and holdfast trains with TensorFlow: {remedy}" if is_fault else ""
-
-
-def _hidden(places: Sequence[str]) -> dict[str, str]:
-    """Return the files in ``places`` that would be imported in the place of a package."""
-    named = [os.path.abspath(place) for place in places if place]
-    found = {}
-    for name in PACKAGES:
-        spec = PathFinder.find_spec(name, [*named, *sys.path])
-        origin = None if spec is None else spec.origin
-        is_file = spec is not None and not spec.submodule_search_locations
-        if is_file and origin is not None and os.path.dirname(origin) in named:
-            found[name] = origin
-    return found
-
-
-def _starter_of_threads(environment: Mapping[str, str]) -> str:
-    """Return what has started a thread before the first line of a program.
-
-    This process has had it, too.  Its own threads may be others, so a new process is asked then.
-    """
-    if thread_count() == 1:
-        return ""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        return answer_of(program_command(_TELL_THREADS), _ASKS_FOR_S, environment).stdout.strip()
-    return ""
 
 
 def _file_of_keras(environment: Mapping[str, str]) -> Path:

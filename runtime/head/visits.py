@@ -28,6 +28,8 @@ _MOST_FAILURES = 3
 class Standing:
     """What the newest launch has come to, as far as another head needs it."""
 
+    order: Mapping[str, Any] | None = None
+    """The agent's order for it (`LaunchOrder`), None before the first one."""
     is_up: bool = False
     """Whether all its workers have initialised MPI."""
     saved_step: int | None = None
@@ -41,21 +43,14 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class LostHead:
-    """What another head had come to: its newest launch, and how that stood."""
-
-    order: Mapping[str, Any]
-    standing: Standing
-    reason: str
-    """Why it was killed, "" if it died by itself."""
-
-
-@dataclass(frozen=True, slots=True)
 class BeginJob:
     """Begin a job, or go on with it; stdout and stderr come along."""
 
     job: Mapping[str, Any]
-    after: LostHead | None = None
+    after: Standing | None = None
+    """What another head had come to, None unless that is lost."""
+    reason: str = ""
+    """Why it was killed, "" if it died by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +100,8 @@ class ClientTaken:
     """The client is the job's from now on; it has the lease, and all for another head."""
 
     job: Mapping[str, Any]
-    order: Mapping[str, Any] | None
+    workers: int
+    """How many the newest launch has."""
     directory: str
     cwd: str
     environment: Mapping[str, str]
@@ -128,13 +124,6 @@ class AnotherJob:
 @dataclass(frozen=True, slots=True)
 class HeadPong:
     """The answer to a client's sign of life."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchOrdered:
-    """Another launch begins."""
-
-    order: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +188,7 @@ class JobDone:
 OfClient: TypeAlias = ClientPing | PassSignals
 Asked: TypeAlias = BeginJob | ShowJob | AskStatus | AskSave | AskStop
 Refused: TypeAlias = JobStarting | ClientRefused | AnotherJob
-ToClient: TypeAlias = (
-    ClientTaken | Refused | HeadPong | LaunchOrdered | Standing | StopOrdered | JobDone
-)
+ToClient: TypeAlias = ClientTaken | Refused | HeadPong | Standing | StopOrdered | JobDone
 Answered: TypeAlias = (
     HeadStatus | JobStarting | SaveAsked | SaveDone | SaveRefused | JobStopping | JobDone
 )
@@ -242,8 +229,6 @@ class SaveRequests:
         """Those of this job."""
         self._last_step: int | None = None
         """That of the training which has ended last; None once another one has begun."""
-        self._step_of_worker: int | None = None
-        """The last step as a worker of this launch has recorded it."""
 
     def add(self, answer: Callable[[Answered], None], *, is_waiting: bool) -> int:
         """Take a request, and return its number.
@@ -265,7 +250,7 @@ class SaveRequests:
         match entry.event:
             case JobStarted() | events.LaunchBegan():
                 self._is_training = self._is_over = False
-                self._last_step = self._step_of_worker = None
+                self._last_step = None
                 for request in self._waiting.values():
                     request.is_asked = False
             case WorldFormed():
@@ -279,7 +264,9 @@ class SaveRequests:
             case CheckpointFailed(_, reason):
                 self._failed(reason)
             case WorkerCompleted(_, step) | WorkerStopped(_, step):
-                self._training_ended(step, entry.source or "")
+                # The head repeats it, perhaps when the next training has begun.
+                if entry.source != "head":
+                    self._last_step = step
             case JobEnded():
                 self._is_over, self._is_training = True, False
                 if self._last_step in self._saved_steps:
@@ -298,17 +285,6 @@ class SaveRequests:
             if request.asked_at is not None:
                 request.failures.append(reason)
                 request.is_asked = False
-
-    def _training_ended(self, step: int, source: str) -> None:
-        """Take note of a training's last step.
-
-        The head repeats it, perhaps when the next training of the script has begun.
-        """
-        if source.startswith("worker"):
-            self._step_of_worker = step
-        elif step == self._step_of_worker:
-            return
-        self._last_step = step
 
     def _go_on(self) -> None:
         """Ask the workers that were not asked, and answer what is known."""

@@ -261,12 +261,10 @@ class Refusal:
     """The trainings of a script so far; the one of number ``wanted``, from 1, ends the script."""
 
     wanted: int
-    trainings: list[RefusedTraining] = field(default_factory=list)
-
-    @property
-    def training(self) -> RefusedTraining | None:
-        """The training that was wanted, None if the script has not come to it."""
-        return self.trainings[self.wanted - 1] if len(self.trainings) >= self.wanted else None
+    number: int = 0
+    """How many there were."""
+    training: RefusedTraining | None = None
+    """The one that was wanted, None if the script has not come to it."""
 
 
 _refusal: Refusal | None = None
@@ -291,7 +289,9 @@ def is_refused(model: Any, first_inputs: Callable[[], Any]) -> bool:
     """
     if _refusal is None:
         return False
-    _refusal.trainings.append(RefusedTraining(model, first_inputs))
+    _refusal.number += 1
+    if _refusal.number == _refusal.wanted:
+        _refusal.training = RefusedTraining(model, first_inputs)
     if _refusal.training is not None:
         raise TrainingRefused("the script is only asked for its model here, not to train it")
     return True

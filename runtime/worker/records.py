@@ -19,11 +19,12 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import groupby
+from typing import TypeAlias
 
 from holdfast.recovery.event import Event, WorldFormed
 from holdfast.recovery.ledger import Cursor
-from holdfast.recovery.world import WorkerId, World
+from holdfast.recovery.world import World
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
 from holdfast.runtime.run.events import Epoch, EpochLedger, Recovery, Step
 from holdfast.runtime.system.witnessed_time import witnessed_s
@@ -34,6 +35,9 @@ _TOGETHER_S = 0.5
 _EACH_STEP_S = 300.0
 _PART_OF_LAUNCH = 0.001
 _LONGEST_TOGETHER_S = 10.0
+
+_Commit: TypeAlias = tuple[Step | Epoch, float]
+"""The record of a commit, and its moment."""
 
 
 class LoopRecords:
@@ -55,7 +59,10 @@ class LoopRecords:
         self._told_epoch: Epoch | None = None
         self._made = self._began = self._epoch_began = time.monotonic()
         self._witnessed = witnessed_s()
-        self._pending: _OpenRecovery | None = None
+        self._recovery: Recovery | None = None
+        """A repair whose end, the next applied update, is still to come."""
+        self._detected = 0.0
+        """When the failure was detected that it mends."""
         self._latest: deque[_Commit] = deque()
         self._unwritten: deque[_Commit] = deque()
         self._written = 0.0
@@ -81,9 +88,10 @@ class LoopRecords:
     def stepped(self, cursor: Cursor, epoch: int, samples: int) -> None:
         """Record an applied update, and the recovery that it ended."""
         now = time.monotonic()
-        if self._pending is not None:
-            recovery, self._pending = self._pending, None
-            self.note(recovery.ended(cursor.step, now))
+        if self._recovery is not None:
+            recovery, self._recovery = self._recovery, None
+            next_step_ms = self._ms_until(now)
+            self.note(replace(recovery, step=cursor.step, next_step_ms=next_step_ms))
         seconds = round(now - self._began, 6)
         self.longest_step_s = max(self.longest_step_s, witnessed_s() - self._witnessed)
         step = Step(
@@ -124,18 +132,35 @@ class LoopRecords:
     def world_changed(self, before: World, times: RepairTimes, attempts: int) -> None:
         """Keep the facts of a recovery until the next update is applied."""
         after = self._membership.world
-        lost = tuple(worker for worker in before.workers if worker not in after.workers)
-        if self._pending is not None:  # a second death before the first recovery ended
-            lost = self._pending.lost + lost
-            times = RepairTimes(
-                self._pending.times.detected, times.revoked, times.shrunk, times.agreed
-            )
-        self._pending = _OpenRecovery(after, lost, times, attempts)
+        lost: tuple[int, ...] = tuple(
+            worker for worker in before.workers if worker not in after.workers
+        )
+        if self._recovery is None:
+            self._detected = times.detected
+        else:  # a second death before the first recovery ended
+            lost = self._recovery.lost + lost
+        agreed_ms = self._ms_until(times.agreed)
+        self._recovery = Recovery(
+            generation=after.generation,
+            step=0,
+            lost=lost,
+            survivors=tuple(after.workers),
+            attempts=attempts,
+            detected=self._detected,
+            revoked_ms=self._ms_until(times.revoked),
+            shrunk_ms=self._ms_until(times.shrunk),
+            agreed_ms=agreed_ms,
+            adopted_ms=agreed_ms,
+        )
+
+    def _ms_until(self, moment: float) -> float:
+        return round((moment - self._detected) * 1000, 3)
 
     def adopted(self) -> None:
         """Note that the orphans have owners and all workers have the newest state."""
-        if self._pending is not None:
-            self._pending.adopted = time.monotonic()
+        if self._recovery is not None:
+            adopted_ms = self._ms_until(time.monotonic())
+            self._recovery = replace(self._recovery, adopted_ms=adopted_ms)
 
     def note(self, event: Event) -> None:
         """Record an event that all workers know."""
@@ -161,15 +186,14 @@ class LoopRecords:
     def _keep(self, event: Step | Epoch) -> None:
         """Remember a record of a commit, and write it within half a second."""
         now = time.monotonic()
-        commit = _Commit(event, now)
         # Rank 0 may have kept the last record for as long as this step took.
-        newest = self._latest[-1].now if self._latest else now
+        newest = self._latest[-1][1] if self._latest else now
         together_s = self._together_s(now)
-        while self._latest and self._latest[0].now < newest - 2 * together_s:
+        while self._latest and self._latest[0][1] < newest - 2 * together_s:
             self._latest.popleft()
-        self._latest.append(commit)
+        self._latest.append((event, now))
         if self._membership.is_first:
-            self._unwritten.append(commit)
+            self._unwritten.append((event, now))
             if now - self._written >= together_s:
                 self.flush()
 
@@ -184,68 +208,16 @@ def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-class _Commit(NamedTuple):
-    """The record of a commit."""
-
-    event: Step | Epoch
-    now: float
-
-
 def _merged(commits: Iterable[_Commit]) -> Iterator[_Commit]:
     """Yield the commits with one record for all steps in a row of one epoch and one world."""
-    before: _Commit | None = None
-    for commit in commits:
-        joined = None if before is None else _joined(before.event, commit.event)
-        if before is not None and joined is None:
-            yield before
-        before = commit if joined is None else commit._replace(event=joined)
-    if before is not None:
-        yield before
-
-
-def _joined(one: Step | Epoch, other: Step | Epoch) -> Step | None:
-    """Return two runs of steps as one, which ends with the step of ``other``, if they are alike."""
-    if not isinstance(one, Step) or not isinstance(other, Step):
-        return None
-    if (one.generation, one.epoch) != (other.generation, other.epoch):
-        return None
-    return replace(
-        other,
-        seconds=round(one.seconds + other.seconds, 6),
-        samples=one.samples + other.samples,
-        steps=one.number + other.number,
-    )
-
-
-class _OpenRecovery:
-    """A repair whose end, the next applied update, is still to come."""
-
-    def __init__(
-        self, world: World, lost: tuple[WorkerId, ...], times: RepairTimes, attempts: int
-    ) -> None:
-        self.world = world
-        self.lost = lost
-        self.times = times
-        self.attempts = attempts
-        self.adopted = times.agreed
-
-    def ended(self, step: int, now: float) -> Recovery:
-        """Return the recovery that an update at ``now`` has ended."""
-        times = self.times
-
-        def since(moment: float) -> float:
-            return round((moment - times.detected) * 1000, 3)
-
-        return Recovery(
-            generation=self.world.generation,
-            step=step,
-            lost=self.lost,
-            survivors=tuple(self.world.workers),
-            attempts=self.attempts,
-            detected=times.detected,
-            revoked_ms=since(times.revoked),
-            shrunk_ms=since(times.shrunk),
-            agreed_ms=since(times.agreed),
-            adopted_ms=since(self.adopted),
-            next_step_ms=since(now),
-        )
+    for _, run in groupby(commits, lambda one: (type(one[0]), one[0].generation, one[0].epoch)):
+        found = list(run)
+        last, now = found[-1]
+        steps = [event for event, _ in found if isinstance(event, Step)]
+        if not isinstance(last, Step) or len(steps) == 1:
+            yield from found
+            continue
+        seconds = round(sum(step.seconds for step in steps), 6)
+        samples = sum(step.samples for step in steps)
+        number = sum(step.number for step in steps)
+        yield replace(last, seconds=seconds, samples=samples, steps=number), now

@@ -237,9 +237,9 @@ def _end_report(error: BaseException, script: str, page: WorkerStatus) -> Worker
             return _exit_report(error, script, page)
         case JobError() | Ending():
             return _error_report(error)
-        case ImportError():
-            return _import_report(error, script)
-    return _script_report(error, script)
+        case ImportError() if refusal := _refused_import(error):
+            return _error_report(UsageError(refusal))
+    return _placed(_error_report(error), error, script)
 
 
 def _exit_report(error: SystemExit, script: str, page: WorkerStatus) -> WorkerFailed | None:
@@ -260,26 +260,22 @@ def _early_end(page: WorkerStatus) -> WorkerFailed | None:
     return _report("SystemExit", message, ExitCode.PROGRAM_FAILED)
 
 
-def _import_report(error: ImportError, script: str) -> WorkerFailed:
-    """Report that TensorFlow is missing or broken; other imports are the script's errors.
+def _refused_import(error: ImportError) -> str:
+    """Return that TensorFlow is missing or broken; "" for other imports: the script's errors.
 
     A package whose own import has failed is in ``sys.modules`` no more.  One that is there
     has only refused a name or asked for a third package.
     """
     if not _TENSORFLOW & _modules_of(error) - sys.modules.keys():
-        return _script_report(error, script)
+        return ""
     if error.name in _OTHER_BACKENDS:
-        return _error_report(
-            UsageError(
-                f"Keras looks for its backend {error.name}, and holdfast trains "
-                "with TensorFlow: `export KERAS_BACKEND=tensorflow`, or let the script set it"
-            )
+        return (
+            f"Keras looks for its backend {error.name}, and holdfast trains "
+            "with TensorFlow: `export KERAS_BACKEND=tensorflow`, or let the script set it"
         )
-    return _error_report(
-        UsageError(
-            f"TensorFlow cannot be imported: {error}; install it with "
-            "`pip install tensorflow-cpu` and look at `holdfast doctor`"
-        )
+    return (
+        f"TensorFlow cannot be imported: {error}; install it with "
+        "`pip install tensorflow-cpu` and look at `holdfast doctor`"
     )
 
 
@@ -288,11 +284,6 @@ def _modules_of(error: ImportError) -> set[str]:
     frames = traceback.walk_tb(error.__traceback__)
     names = {error.name or "", *(str(frame.f_globals.get("__name__")) for frame, _ in frames)}
     return {name.partition(".")[0] for name in names}
-
-
-def _script_report(error: BaseException, script: str) -> WorkerFailed:
-    """Report an error of the script, with its place in the script."""
-    return _placed(_error_report(error), error, script)
 
 
 def _error_report(error: BaseException) -> WorkerFailed:

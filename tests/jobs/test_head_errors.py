@@ -48,7 +48,7 @@ JobConsole.show = fail
 """
 FAILS_BEFORE_THE_FIRST_LAUNCH = """
 from holdfast.runtime.head.job import Job
-def fail(*_):
+def fail(*_, **__):
     raise ZeroDivisionError("a mistake")
 Job.order_of = fail
 """

@@ -20,7 +20,6 @@ from holdfast.runtime.batch.schedulers import (
     Scheduler,
     Workers,
     find_allocation,
-    limit_s,
     options_of,
     refuse_copies,
     refuse_mpi_copies,
@@ -211,7 +210,7 @@ def test_outside_batch_systems_there_is_nothing(environ: Mapping[str, str]) -> N
 def test_only_torque_tells_its_limit_in_the_environment(
     environ: Mapping[str, str], limit: float | None
 ) -> None:
-    assert limit_s(found(environ), environ) == limit
+    assert found(environ).limit_s == limit
 
 
 @pytest.mark.parametrize(

@@ -172,9 +172,7 @@ def test_earliest_end_counts(
     monkeypatch.setattr(batch_job, "time_left_s", lambda job: 1800.0)
     now = time.time()
     ends_at = None if ends_in_s is None else now + ends_in_s
-    job = BatchJob.of(
-        _options(tmp_path, deadline_s=deadline_s), replace(ON_SLURM, ends_at=ends_at), {}
-    )
+    job = BatchJob.of(_options(tmp_path, deadline_s=deadline_s), replace(ON_SLURM, ends_at=ends_at))
 
     assert job.limits.poll(now + 0.4 * left_s) < TimeDue.SAVE
     assert job.limits.poll(now + left_s) is TimeDue.END
@@ -201,7 +199,7 @@ def test_limit_that_slurm_does_not_tell_is_asked_for(
     monkeypatch.setattr(batch_job, "time_left_s", lambda job: left_s)
     over = replace(ON_SLURM, ends_at=time.time() - 60.0)
 
-    said = BatchJob.of(_options(tmp_path, deadline_s=deadline_s), over, {}).introduction
+    said = BatchJob.of(_options(tmp_path, deadline_s=deadline_s), over).introduction
 
     assert said.startswith(words)
     assert (said == words) == (deadline_s is None)
@@ -225,7 +223,7 @@ def test_hosts_that_a_job_does_not_use_are_told(
     wide = replace(ON_SLURM, hosts=read_hosts("a,b,c"), ends_at=time.time() + 3600.0)
     options = _options(tmp_path, hosts=read_hosts(used), workers=workers)
 
-    said = BatchJob.of(options, wide, {}).introduction
+    said = BatchJob.of(options, wide).introduction
 
     assert said.startswith("Slurm job 7, ")
     assert said.endswith(end)
@@ -243,7 +241,7 @@ def test_hosts_of_the_whole_job_that_are_not_this_commands_are_told(tmp_path: Pa
         assert allocation is not None
         names = ",".join(host.name for host in allocation.hosts)
         options = _options(tmp_path, hosts=read_hosts(names), workers=len(allocation.hosts))
-        return BatchJob.of(options, allocation, environ).introduction
+        return BatchJob.of(options, allocation).introduction
 
     assert "idle" not in said(batch)
     assert said(batch | step).endswith("n2 of the same job stay idle: this step has none of them")
@@ -253,11 +251,11 @@ def test_hosts_of_the_whole_job_that_are_not_this_commands_are_told(tmp_path: Pa
 
 
 def test_job_outside_of_a_batch_system_introduces_its_own_limit_alone(tmp_path: Path) -> None:
-    own = BatchJob.of(_options(tmp_path, deadline_s=60.0), None, {}).introduction
+    own = BatchJob.of(_options(tmp_path, deadline_s=60.0), None).introduction
 
     assert own.startswith("time until ")
     assert own.endswith(" (--deadline)")
-    assert BatchJob.of(_options(tmp_path), None, {}).introduction == ""
+    assert BatchJob.of(_options(tmp_path), None).introduction == ""
 
 
 @pytest.mark.parametrize(
@@ -269,7 +267,7 @@ def test_time_of_a_job_that_is_attached_to_ends_when_it_would_have_ended(
 ) -> None:
     began = time.time() - 600.0
 
-    job = BatchJob.of(_options(tmp_path, deadline_s=deadline_s), None, {}, age_s=600.0)
+    job = BatchJob.of(_options(tmp_path, deadline_s=deadline_s), None, age_s=600.0)
 
     assert job.limits.poll(began + at_s) is due
 
@@ -279,7 +277,7 @@ def test_limit_of_the_users_own_before_slurms_requeues_nothing(
 ) -> None:
     """A requeue would end what else runs in the batch job, and begin it again."""
     allocation = replace(ON_SLURM, ends_at=time.time() + 3600.0)
-    job = BatchJob.of(_options(tmp_path, deadline_s=60.0), allocation, {})
+    job = BatchJob.of(_options(tmp_path, deadline_s=60.0), allocation)
 
     slurm = Slurm()
     assert job.limits.poll(time.time() + 59.0) is TimeDue.END
@@ -337,14 +335,6 @@ def test_progress_keeps_a_chain_going(options: JobOptions) -> None:
     assert "incarnation 9" in start(options, replace(JOB, restarts=8))  # Slurm has counted more
 
 
-def test_only_the_first_link_begins_a_fresh_run(options: JobOptions) -> None:
-    fresh = replace(options, fresh=True, again=True)
-
-    assert ChainLink(fresh, JOB).asked(fresh) == fresh
-    start(options)
-    assert ChainLink(fresh, JOB).asked(fresh) == options
-
-
 @pytest.mark.parametrize("fresh", [True, False])
 def test_fresh_chain_that_cannot_be_remembered_does_not_begin(
     monkeypatch: pytest.MonkeyPatch, options: JobOptions, *, fresh: bool
@@ -361,34 +351,10 @@ def test_fresh_chain_that_cannot_be_remembered_does_not_begin(
         link.begin(RUN)
 
 
-def chain_of(*steps: int) -> Chain:
-    starts = (ChainedStart(f"job {n}", step) for n, step in enumerate(steps, 1))
-    return Chain("slurm 7", RUN, tuple(starts))
-
-
-@pytest.mark.parametrize(
-    ("steps", "now", "may_start"),
-    [
-        ((), 0, True),
-        ((0,), 0, True),
-        ((0, 0), 0, False),
-        ((0, 0), 5, True),
-        ((0, 40, 40), 40, False),
-        ((0, 40, 40), 41, True),
-        ((0, 20, 40), 40, True),
-        ((40, 40), 30, False),
-    ],
-)
-def test_two_starts_without_progress_are_the_last(
-    steps: tuple[int, ...], now: int, *, may_start: bool
-) -> None:
-    assert (chain_of(*steps).objection(now) is None) == may_start
-
-
 @given(st.lists(st.integers(0, 5), max_size=20))
 def test_chain_starts_at_most_twice_from_any_step(gains: list[int]) -> None:
     """Whatever each incarnation achieves, the same step is begun with twice at most."""
-    chain, step = chain_of(), 0
+    chain, step = Chain("slurm 7", RUN), 0
     for gained in gains:
         if chain.objection(step) is not None:
             break

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from dataclasses import replace
 from ipaddress import IPv4Network
@@ -18,7 +17,7 @@ from holdfast.recovery.placement import HostSlots
 from holdfast.runtime.head import beginning
 from holdfast.runtime.head.beginning import tell_beginning
 from holdfast.runtime.head.console import Teller
-from holdfast.runtime.head.job_setup import JobSetup, RunSoFar
+from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.head.preconditions import ScriptSource
 from holdfast.runtime.host.launchers import MpiLibrary
 from holdfast.runtime.hosts.checked_hosts import CheckedHosts
@@ -36,9 +35,7 @@ def setup_of(**fields: Any) -> JobSetup:
     terms |= {"modules": None, "initial": None}
     record = SimpleNamespace(**(terms | fields.pop("record", {})))
     asked = JobOptions(**(options | fields.pop("options", {})))
-    names = {field.name for field in dataclasses.fields(RunSoFar)} & set(fields)
-    so_far: Any = {"history": _before()} | {name: fields.pop(name) for name in names}
-    given = {"record": record, "run": RunSoFar(**so_far), "journal": Run()}
+    given: dict[str, Any] = {"record": record, "history": _before(), "journal": Run()}
     given["lease"] = SimpleNamespace(is_renewed=False)
     setup = settled(asked, **(given | fields))
     setup.source = ScriptSource.of(setup.program.text)
@@ -52,7 +49,7 @@ def _before(*hosts: str) -> SimpleNamespace:
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have more cores than any job here has workers."""
+    """Have more cores than any job here has workers, and no device."""
     monkeypatch.setattr(beginning, "usable_cores", lambda: 64)
 
 
@@ -82,146 +79,146 @@ def told(batch: str = "", **fields: Any) -> list[str]:
 def test_job_begins_with_the_step_that_it_goes_on_from(
     fields: dict[str, Any], beginning: str
 ) -> None:
-    lines = told(**fields)
-
-    (line,) = lines
-    assert line.startswith(f"{beginning} (2 microbatches, seed 0")
-    assert line.endswith("in /run")
+    assert told(**fields) == [f"{beginning} (2 microbatches, seed 0, 1 thread each) in /run"]
 
 
-@pytest.mark.parametrize(
-    ("workers", "line"),
-    [
-        (2, "each worker has one of 2 devices: H100, CUDA_VISIBLE_DEVICES=4,5"),
-        (3, "3 workers share 2 devices: H100, CUDA_VISIBLE_DEVICES=4,5"),
-    ],
+TURNS = "they take turns, so a step takes longer than with"
+THREADS = "is faster, with other bytes"
+NO_DEVICES = Devices()
+TWO = Devices("CUDA_VISIBLE_DEVICES", ("4", "5"), ("H100",))
+LOST = (
+    "the journal knows of a checkpoint of step 390, but {} in /run/checkpoints: training {}; if "
+    "you have that checkpoint, stop the job and put it back"
 )
-def test_devices_of_the_workers_are_told(
-    monkeypatch: pytest.MonkeyPatch, workers: int, line: str
-) -> None:
-    found = Devices("CUDA_VISIBLE_DEVICES", ("4", "5"), ("H100",))
-    monkeypatch.setattr(beginning, "find_devices", lambda _: found)
-    terms = {"microbatches": workers}
-
-    lines = told(is_resumed=False, options={"workers": workers}, record=terms)
-
-    assert lines[1:] == [line]
+RESUMED: dict[str, Any] = {"is_resumed": True, "saved_step": 390}
 
 
-@pytest.mark.parametrize(
-    ("workers", "cores", "threads", "line"),
-    [
-        (2, 2, 2, "2 workers of 2 threads share 2 cores: --threads 1 is faster, with other bytes"),
-        (2, 8, 8, "2 workers of 8 threads share 8 cores: --threads 4 is faster, with other bytes"),
-        (1, 2, 4, None),
-        (2, 4, 2, None),
-    ],
-)
-def test_threads_that_a_run_has_kept_are_told_if_more_workers_share_the_cores(
-    monkeypatch: pytest.MonkeyPatch, workers: int, cores: int, threads: int, line: str | None
-) -> None:
-    monkeypatch.setattr(beginning, "usable_cores", lambda: cores)
+def hosts(*slots: int, devices: Devices = NO_DEVICES, **of_all: Any) -> dict[str, Any]:
+    """Return hosts a and b with these slots, and the devices of b, which has one core."""
+    named = tuple(map(HostSlots, "ab", slots))
+    network = IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2")
+    known = facts("a"), facts("b", devices=devices, cores=1)
+    return {"checked_hosts": CheckedHosts(named, *network, 1, known, **of_all)}
 
-    found = told(options={"workers": workers}, record={"microbatches": 8, "threads": threads})
 
-    assert found[1:] == ([] if line is None else [line])
+def sized(workers: int, cores: int = 64, threads: int = 1, **fields: Any) -> dict[str, Any]:
+    """Return a job of so many workers with work for all, here or on the cores of this host."""
+    record = {"microbatches": max(workers, 2), "threads": threads}
+    return {"options": {"workers": workers}, "record": record, "cores": cores, **fields}
 
 
 @pytest.mark.parametrize(
-    ("workers", "cores", "lines"),
+    ("fields", "lines"),
     [
         (
-            64,
-            2,
-            ["64 workers share 2 cores: they take turns, so a step takes longer than with 2 w"],
+            sized(2, devices=TWO),
+            [f"each worker has one of 2 devices: {TWO}"],
+        ),
+        (sized(3, devices=TWO), [f"3 workers share 2 devices: {TWO}"]),
+        (sized(2, 2, 2), [f"2 workers of 2 threads share 2 cores: --threads 1 {THREADS}"]),
+        (sized(2, 8, 8), [f"2 workers of 8 threads share 8 cores: --threads 4 {THREADS}"]),
+        (sized(1, 2, 4), []),
+        (sized(2, 4, 2), []),
+        (sized(64, 2), [f"64 workers share 2 cores: {TURNS} 2 workers"]),
+        (sized(2, 1), [f"2 workers share 1 core: {TURNS} 1 worker"]),
+        (sized(2, 2), []),
+        (
+            sized(4, **hosts(2, 2)),
+            [
+                "2 hosts on the network 10.1.0.0/16: a:2, b:2",
+                f"2 workers on b share 1 core: {TURNS} 1 worker",
+            ],
+        ),
+        (sized(2, **hosts(2, 2)), ["2 hosts on the network 10.1.0.0/16: a:2, b:0"]),
+        (
+            sized(1, **hosts(0, 2, devices=TWO, variables={"A": "1", "B": "2"}, unlike=("C",))),
+            [
+                "2 hosts on the network 10.1.0.0/16: a:0, b:1",
+                "the processors of the hosts differ: all workers have A=1 B=2",
+                f"each worker on b has one of 2 devices: {TWO}",
+                "C (--strict refuses such hosts)",
+            ],
         ),
         (
-            2,
-            1,
-            ["2 workers share 1 core: they take turns, so a step takes longer than with 1 worker"],
+            {"is_resumed": True, "saved_step": 9, "history": _before("a:4", "b:4")},
+            [
+                "the job before had the hosts a:4, b:4, and this one has this host alone; "
+                "--hosts a:4,b:4 takes them again"
+            ],
         ),
-        (2, 2, []),
+        ({"is_resumed": True, "saved_step": 9, "history": _before("a:4")}, []),
+        ({"is_resumed": False, "history": _before("a:4", "b:4")}, []),
+        (
+            {"lease": SimpleNamespace(is_renewed=True)},
+            [
+                "the file system of /run has no locks (flock), so this job writes a sign of life "
+                "into its lease every 10 s; should it be killed, the next one waits 60 s for "
+                "another one, with --wait-lease"
+            ],
+        ),
+        (
+            {"is_resumed": True, "lost_step": 390},
+            [LOST.format("none is left", "begins at step 0")],
+        ),
+        (
+            {"is_resumed": True, "lost_step": 390, "saved_step": 380},
+            [LOST.format("step 380 is the newest", "goes on from step 380")],
+        ),
+        *[
+            (
+                {"options": {"workers": 4}, "record": {"microbatches": number}},
+                [f"{words}, and the others wait; give --microbatches 4 for all to compute"],
+            )
+            for number, words in (
+                (1, "1 microbatch for 4 workers: only one worker computes"),
+                (3, "3 microbatches for 4 workers: only 3 workers compute"),
+            )
+        ],
+        *[
+            (
+                RESUMED
+                | {
+                    "options": {"initial": now and Path(now)},
+                    "record": {"initial": begun, "modules": {}},
+                },
+                [
+                    f"--initial w.npz is not taken: the run was begun with the weights of {whose}, "
+                    "and goes on from its checkpoint; --fresh or another --run-dir begins with "
+                    "those of w.npz"
+                    for whose in named
+                ],
+            )
+            for begun, now, named in (
+                (None, "w.npz", ["the script"]),
+                ("v.npz", "w.npz", ["v.npz"]),
+                ("w.npz", "w.npz", []),
+                ("w.npz", None, []),
+            )
+        ],
+        *[
+            (
+                RESUMED | {"options": {"argv": ("--name", "a b")}, "record": {"argv": argv}},
+                [
+                    "the run was begun with no arguments, and slow.py has the arguments "
+                    "\"--name 'a b'\" now: what is trained already stays as it is, and so does "
+                    "what a checkpoint holds, as the learning rate of Keras; to train anew with "
+                    "these, give --fresh or another --run-dir"
+                ]
+                * (argv == []),
+            )
+            for argv in ([], None, ["--name", "a b"])
+        ],
     ],
 )
-def test_more_workers_than_cores_are_told(
-    monkeypatch: pytest.MonkeyPatch, workers: int, cores: int, lines: list[str]
+def test_what_the_user_may_not_have_meant_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], lines: list[str]
 ) -> None:
+    fields = dict(fields)
+    cores, devices = fields.pop("cores", 64), fields.pop("devices", NO_DEVICES)
     monkeypatch.setattr(beginning, "usable_cores", lambda: cores)
-    terms = {"microbatches": workers}
+    monkeypatch.setattr(beginning, "find_devices", lambda _: devices)
 
-    found = told(is_resumed=False, options={"workers": workers}, record=terms)[1:]
-
-    assert [line[: len(lines[0])] for line in found] == lines
-
-
-def test_more_workers_than_cores_of_a_host_are_told_with_its_name() -> None:
-    hosts = (HostSlots("a", 2), HostSlots("b", 2))
-    network = IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2")
-
-    lines = told(
-        is_resumed=False,
-        checked_hosts=CheckedHosts(hosts, *network, 1, (facts("a"), facts("b", cores=1))),
-        options={"workers": 4},
-        record={"microbatches": 4},
-    )
-
-    assert [line for line in lines if "cores" in line or "core:" in line] == [
-        "2 workers on b share 1 core: they take turns, so a step takes longer than with 1 worker"
-    ]
-
-
-def test_hosts_their_network_and_their_devices_are_told() -> None:
-    hosts = (HostSlots("a", 0), HostSlots("b", 2))
-    network = IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2")
-    two = Devices("CUDA_VISIBLE_DEVICES", ("0", "1"))
-
-    lines = told(
-        is_resumed=False,
-        checked_hosts=CheckedHosts(
-            hosts, *network, 1, (facts("a"), facts("b", devices=two)), {"A": "1", "B": "2"}, ("C",)
-        ),
-    )
-
-    assert lines[1:] == [
-        "2 hosts on the network 10.1.0.0/16: a:0, b:2",
-        "the processors of the hosts differ: all workers have A=1 B=2",
-        "each worker on b has one of 2 devices: CUDA_VISIBLE_DEVICES=0,1",
-        "C (--strict refuses such hosts)",
-    ]
-
-
-def test_hosts_are_told_with_the_workers_that_they_get() -> None:
-    hosts = (HostSlots("a", 2), HostSlots("b", 2))
-    network = IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2")
-
-    lines = told(
-        is_resumed=False,
-        checked_hosts=CheckedHosts(hosts, *network, 1, (facts("a"), facts("b"))),
-        options={"workers": 2},
-    )
-
-    assert lines[1:] == ["2 hosts on the network 10.1.0.0/16: a:2, b:0"]
-
-
-def test_resume_on_this_host_alone_is_told_of_the_hosts_before() -> None:
-    before = _before("a:4", "b:4")
-    hint = (
-        "the job before had the hosts a:4, b:4, and this one has this host alone; "
-        "--hosts a:4,b:4 takes them again"
-    )
-
-    assert told(is_resumed=True, saved_step=9, history=before)[1:] == [hint]
-    assert told(is_resumed=True, saved_step=9, history=_before("a:4"))[1:] == []
-    assert told(is_resumed=False, history=before)[1:] == []
-
-
-def test_directory_without_locks_is_told_with_what_follows_a_death() -> None:
-    lines = told(is_resumed=False, lease=SimpleNamespace(is_renewed=True))
-
-    line = lines[1]
-    assert "the file system of /run has no locks (flock)" in line
-    assert "every 10 s" in line
-    assert "the next one waits 60 s" in line
+    assert told(**fields)[1:] == lines
 
 
 def test_run_that_goes_on_with_another_script_says_so(tmp_path: Path) -> None:
@@ -267,65 +264,6 @@ def test_run_that_goes_on_with_the_script_of_another_release_says_so(tmp_path: P
     ]
 
 
-def test_run_that_goes_on_with_other_arguments_says_so() -> None:
-    """A search over arguments in one directory would show the first result again and again."""
-    fields: dict[str, Any] = {"is_resumed": True, "saved_step": 390}
-    options = {"argv": ("--name", "a b")}
-
-    lines = told(**fields, options=options, record={"argv": []})
-    (_, line) = lines
-    assert line == (
-        "the run was begun with no arguments, and slow.py has the arguments "
-        "\"--name 'a b'\" now: what is trained already stays as it is, and so does what a "
-        "checkpoint holds, as the learning rate of Keras; to train anew with these, give "
-        "--fresh or another --run-dir"
-    )
-
-    for argv in (None, ["--name", "a b"]):
-        lines = told(**fields, options=options, record={"argv": argv})
-        assert len(lines) == 1
-
-
-@pytest.mark.parametrize(
-    ("begun", "now", "lines"),
-    [
-        (None, "w.npz", ["the script"]),
-        ("v.npz", "w.npz", ["v.npz"]),
-        ("w.npz", "w.npz", []),
-        ("w.npz", None, []),
-    ],
-)
-def test_weights_to_begin_with_are_not_taken_by_a_run_that_goes_on(
-    begun: str | None, now: str | None, lines: list[str]
-) -> None:
-    options = {"initial": None if now is None else Path(now)}
-
-    found = told(
-        is_resumed=True, saved_step=5, options=options, record={"initial": begun, "modules": {}}
-    )[1:]
-
-    assert found == [
-        f"--initial w.npz is not taken: the run was begun with the weights of {whose}, and goes on "
-        "from its checkpoint; --fresh or another --run-dir begins with those of w.npz"
-        for whose in lines
-    ]
-
-
-@pytest.mark.parametrize(
-    ("microbatches", "line"),
-    [
-        (1, "1 microbatch for 4 workers: only one worker computes, and the others wait"),
-        (3, "3 microbatches for 4 workers: only 3 workers compute, and the others wait"),
-    ],
-)
-def test_workers_without_work_are_told_with_their_number(microbatches: int, line: str) -> None:
-    lines = told(options={"workers": 4}, record={"microbatches": microbatches})
-
-    assert lines[1:] == [f"{line}; give --microbatches 4 for all to compute"]
-    lines = told(options={"workers": 4}, record={"microbatches": 4})
-    assert len(lines) == 1
-
-
 @pytest.mark.parametrize("text", ["import horovod.keras as hvd", "from horovod import keras"])
 def test_script_for_horovod_is_told_where_its_way_is_described(tmp_path: Path, text: str) -> None:
     script = tmp_path / "slow.py"
@@ -350,30 +288,6 @@ def test_fresh_run_says_where_the_old_ones_are_and_how_to_remove_several(tmp_pat
     (several,) = told(set_aside=tmp_path / "previous-2", options=place)[1:]
 
     assert several == f"{line}; 2 are there now, and `rm -r {tmp_path}/previous-*` removes them"
-
-
-@pytest.mark.parametrize(
-    ("fields", "rest"),
-    [
-        (
-            {},
-            "none is left in /run/checkpoints: training begins at step 0; if you have that "
-            "checkpoint, stop the job and put it back",
-        ),
-        (
-            {"saved_step": 380},
-            "step 380 is the newest in /run/checkpoints: training goes on from step 380; if you "
-            "have that checkpoint, stop the job and put it back",
-        ),
-    ],
-    ids=["all lost", "the newest lost"],
-)
-def test_lost_checkpoint_is_told_with_where_training_begins(
-    fields: dict[str, Any], rest: str
-) -> None:
-    lines = told(is_resumed=True, lost_step=390, **fields)
-
-    assert lines[1:] == [f"the journal knows of a checkpoint of step 390, but {rest}"]
 
 
 def test_module_that_is_not_there_is_told_and_recorded(run: Run) -> None:

@@ -9,11 +9,11 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 from heads import RECORD, job_of, setup_in
@@ -33,7 +33,7 @@ from holdfast.runtime.head.client import (
     run_batch_job,
     settle,
 )
-from holdfast.runtime.head.head_process import FoundHead, HeadProcess, HeadTerms, Owner
+from holdfast.runtime.head.head_process import FoundHead, HeadProcess, HeadTerms, OwnerEnded
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.head.orders import STOPS, TimeLimit, TimeLimits
@@ -43,8 +43,6 @@ from holdfast.runtime.head.visits import (
     ClientPing,
     ClientTaken,
     JobDone,
-    LaunchOrdered,
-    LostHead,
     OfClient,
     PassSignals,
     Standing,
@@ -62,27 +60,43 @@ from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
 
 BOUND_S = 90.0
-NOBODY = Owner()
 BY_HAND = Allocation(Scheduler.SLURM, "7", chain="", is_batch=False, ends_at=4e9)
 IN_BATCH = replace(BY_HAND, chain="slurm 7", is_batch=True)
 
+T = TypeVar("T")
+
+
+def answering(answers: Iterable[T | Exception]) -> Callable[..., T]:
+    """Return what gives or raises one answer after the other."""
+    left = iter(answers)
+
+    def answer(*_: object) -> T:
+        found = next(left)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return answer
+
+
 BUSY, FREE = RunDirectoryBusy("pid 3 has it"), cast(JobSetup, "a job that may begin")
-ENDED = Owner("ended the job in /run", has_ended=True)
-ORPHAN = Owner(head=cast(FoundHead, "a job without a client"))
+ENDED = OwnerEnded("ended the job in /run")
+KEPT = RunDirectoryBusy("pid 4 shows it")
+ORPHAN = cast(FoundHead, "a job without a client")
 
 
 @pytest.mark.parametrize(
     ("setups", "owners", "wait_s", "end", "said"),
     [
         ([FREE], [], 60.0, FREE, []),
-        ([BUSY], [ORPHAN], 0.0, ORPHAN.head, []),
-        ([BUSY], [NOBODY], 0.0, "pid 3 has it", []),
-        ([BUSY], [Owner("pid 4 shows it")], 0.0, "pid 4 shows it", []),
-        ([BUSY] * 3 + [FREE], [NOBODY] * 3, 60.0, FREE, ["waiting for 60 s at most: pid 3 has it"]),
-        (itertools.repeat(BUSY), itertools.repeat(NOBODY), 0.01, "pid 3 has it", ["waiting for 0"]),
+        ([BUSY], [ORPHAN], 0.0, ORPHAN, []),
+        ([BUSY], [None], 0.0, "pid 3 has it", []),
+        ([BUSY], [KEPT], 0.0, "pid 4 shows it", []),
+        ([BUSY] * 3 + [FREE], [None] * 3, 60.0, FREE, ["waiting for 60 s at most: pid 3 has it"]),
+        (itertools.repeat(BUSY), itertools.repeat(None), 0.01, "pid 3 has it", ["waiting for 0"]),
         (
             [BUSY, BUSY, FREE],
-            [ENDED, NOBODY],
+            [ENDED, None],
             0.0,
             FREE,
             ["ended the job in /run; going on from its newest checkpoint"],
@@ -94,24 +108,19 @@ def test_directory_is_taken_or_its_job_shown_or_asked_for_again_while_it_is_busy
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     setups: list[JobSetup | Exception],
-    owners: list[Owner],
+    owners: list[FoundHead | Exception | None],
     wait_s: float,
     end: object,
     said: list[str],
 ) -> None:
-    answers, found = iter(setups), iter(owners)
-
-    def prepare(*_: object) -> JobSetup:
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
     options = JobOptions(tmp_path / "train.py", tmp_path / "run", wait_lease_s=wait_s)
     got: object
     try:
         got = settle(
-            options, prepare=prepare, find=lambda *_: next(found), sleep=lambda _: time.sleep(0.001)
+            options,
+            prepare=answering(setups),
+            find=answering(owners),
+            sleep=lambda _: time.sleep(0.001),
         )
     except RunDirectoryBusy as error:
         got = str(error)
@@ -244,15 +253,7 @@ def ended(code: int = 0, limits: TimeLimits | None = None) -> JobDone:
 
 
 def greeting(*workers: int) -> ClientTaken:
-    return ClientTaken(to_plain(job_of()), order_of(*workers), "", "/work", {"A": "1"})
-
-
-def stands(*, saved_step: int | None = None, is_up: bool = True) -> Standing:
-    """Return how a launch stands, as it comes from a head."""
-    return Standing(is_up=is_up, saved_step=saved_step)
-
-
-NEW = stands(is_up=False)
+    return ClientTaken(to_plain(job_of()), len(workers), "", "/work", {"A": "1"})
 
 
 @dataclass
@@ -393,22 +394,24 @@ def test_system_that_refuses_the_first_head_is_asked_again(started: Started) -> 
     assert started.followed == [None]
 
 
-FIRST = [greeting(0, 1), LaunchOrdered(order_of(0, 1)), NEW]
-SAVED = stands(saved_step=5)
+NEW = Standing(order_of(0, 1))
+FIRST = [greeting(0, 1), NEW]
+SAVED = Standing(order_of(0, 1), is_up=True, saved_step=5)
+NEXT = Standing(order_of(2, 3))
 
 
 @pytest.mark.parametrize(
     ("heads", "told"),
     [
-        ([[*FIRST, SAVED]], (order_of(0, 1), SAVED)),
-        ([[*FIRST, SAVED, LaunchOrdered(order_of(2, 3)), NEW]], (order_of(2, 3), NEW)),
+        ([[*FIRST, SAVED]], SAVED),
+        ([[*FIRST, SAVED, NEXT]], NEXT),
         ([[]], None),
-        ([[NEW, stands()]] * 9, None),
+        ([[Standing(), Standing(is_up=True)]] * 9, None),
     ],
     ids=["what it had come to", "the newest launch alone", "before a launch", "again and again"],
 )
 def test_head_that_dies_is_followed_by_one_that_knows_what_it_had_come_to(
-    started: Started, heads: list[list[ToClient]], told: tuple[Message, Standing] | None
+    started: Started, heads: list[list[ToClient]], told: Standing | None
 ) -> None:
     dying = [FakeHead(*messages, dies=True) for messages in heads]
     client = started.client(*dying, FakeHead(ended()))
@@ -417,7 +420,7 @@ def test_head_that_dies_is_followed_by_one_that_knows_what_it_had_come_to(
 
     (message,) = started.used[-1].told
     assert from_plain(Job, message.job) == job_of()
-    assert message.after == (told and LostHead(*told, ""))
+    assert (message.after, message.reason) == (told, "")
     assert not started.used[0].process.is_killed
     assert started.terms[0].directory == started.folder / "base"
     assert not started.terms[0].directory.exists()
@@ -429,7 +432,7 @@ def test_head_that_stands_still_is_killed_and_the_next_one_is_told_why(started: 
     assert started.client(silent, second).run() == ExitCode.DONE
 
     assert silent.process.is_killed
-    assert "the head has not answered for" in second.told[0].after.reason
+    assert "the head has not answered for" in second.told[0].reason
 
 
 @pytest.mark.parametrize(
@@ -539,22 +542,22 @@ def test_job_that_lives_without_a_client_is_shown_to_its_end(
     ("owner", "kind", "words"),
     [
         (ENDED, UsageError, "ended the job in /run; go on from its newest checkpoint by `holdfast"),
-        (Owner("pid 4 shows it"), RunDirectoryBusy, "pid 4 shows it"),
+        (KEPT, RunDirectoryBusy, "pid 4 shows it"),
     ],
     ids=["its head was stopped", "it has its client"],
 )
 def test_attach_to_a_job_that_cannot_be_shown_says_why(
-    started: Started, owner: Owner, kind: type[Exception], words: str
+    started: Started, owner: Exception, kind: type[Exception], words: str
 ) -> None:
     with pytest.raises(kind, match=f"^{words}"):
-        attach(started.setup.options.run_dir, lambda *_: owner)
+        attach(started.setup.options.run_dir, answering([owner]))
 
 
 def test_attach_ends_with_the_exit_code_of_the_job(started: Started) -> None:
     living = found(started, FakeHead(ended(75)))
     living.signals.restore()
 
-    assert attach(started.setup.options.run_dir, lambda *_: Owner(head=living.head)) == 75
+    assert attach(started.setup.options.run_dir, answering([living.head])) == 75
 
 
 def test_lease_without_a_lock_is_renewed_by_a_client_that_attaches(
@@ -579,7 +582,7 @@ def test_lease_without_a_lock_is_renewed_by_a_client_that_attaches(
 def test_head_of_a_job_that_was_attached_to_is_replaced_as_that_of_any_other(
     started: Started,
 ) -> None:
-    head, second = FakeHead(LaunchOrdered(order_of(7, 8)), SAVED, dies=True), FakeHead(ended())
+    head, second = FakeHead(SAVED, dies=True), FakeHead(ended())
     started.heads = [second]
 
     client = attach_to(found(started, head), connect=started.connect)
@@ -587,7 +590,7 @@ def test_head_of_a_job_that_was_attached_to_is_replaced_as_that_of_any_other(
     assert client.run() == ExitCode.DONE
     (message,) = second.told
     assert from_plain(Job, message.job) == job_of()
-    assert message.after.standing == SAVED
+    assert message.after == SAVED
     (terms,) = started.terms
     assert (terms.cwd, terms.environment) == (Path("/work"), {"A": "1"})
 

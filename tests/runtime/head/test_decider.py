@@ -29,15 +29,13 @@ from holdfast.recovery.launch import LaunchLimits
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.head.console import JobConsole
-from holdfast.runtime.head.decider import Decider
-from holdfast.runtime.head.job import config_of
 from holdfast.runtime.head.orders import TimeLimit, TimeLimits
 from holdfast.runtime.head.visits import Standing
 from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder
-from holdfast.runtime.run.checkpoint_events import CheckpointFailed, Rejected
-from holdfast.runtime.run.events import AgentKilled, FaultStruck, HeadFailed, Notice
+from holdfast.runtime.run.checkpoint_events import CheckpointFailed
+from holdfast.runtime.run.events import FaultStruck
 from holdfast.runtime.run.progress import LaunchReport
+from holdfast.runtime.system.codec import to_plain
 
 INT, TERM, USR2, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP
 LOST = [exited(0), exited(1), ENDED]
@@ -54,7 +52,7 @@ def code_of(made: Decided) -> ExitCode | None:
 
 def order_of(launch: Launch, **options: Any) -> LaunchOrder:
     job = job_of(**options)
-    return job.order_of(launch, config_of(job.config, launch))
+    return job.order_of(launch)
 
 
 def test_job_that_completes_has_launched_once() -> None:
@@ -81,16 +79,6 @@ def test_lost_launch_is_followed_by_one_of_new_workers() -> None:
     assert (again.config.workers, again.config.generation) == ((2, 3), 3)
     assert (again.relaunch, again.spent) == (1, 2)
     assert code_of(made) == ExitCode.DONE
-
-
-def test_workers_of_a_later_launch_know_what_the_records_have_told() -> None:
-    made = decided()
-    made.begin(WARM, *joined(0, 1))
-
-    made.record(Rejected(7, "it is torn"))
-    made.hear(*LOST)
-
-    assert [order.config.history.rejected for order in made.launches] == [(), (7,)]
 
 
 def test_job_ends_when_its_budget_is_spent() -> None:
@@ -446,23 +434,8 @@ UP = Standing(is_up=True)
 
 def follow(made: Decided, order: LaunchOrder, reason: str = "", standing: Standing = UP) -> None:
     """Go on after another head; the end of its launch comes as an event."""
-    made.decider.go_on(order, standing, reason)
+    made.decider.go_on(replace(standing, order=to_plain(order)), reason)
     made.hear(ENDED)
-
-
-def test_head_that_follows_a_dead_one_relaunches_all_workers() -> None:
-    made = decided()
-
-    follow(made, order_of(LAUNCH))
-
-    (again,) = made.launches
-    assert (again.config.workers, again.config.generation) == ((9, 10), 6)
-    assert (again.relaunch, again.spent) == (2, 3)
-    assert made.lines == [
-        "holdfast: the agent of this host died, and its workers with it",
-        "holdfast: relaunching 2 workers (worker 7: its agent died, worker 8: its agent died)",
-    ]
-    assert made.decider.log.order is again
 
 
 def test_head_that_follows_knows_the_history_that_the_last_launch_was_told() -> None:
@@ -474,15 +447,6 @@ def test_head_that_follows_knows_the_history_that_the_last_launch_was_told() -> 
     told = made.launches[0].config.history
     assert (told.failures, told.rejected) == (2, (7,))
     assert told.seconds >= 60.0
-
-
-def test_head_that_follows_a_silent_one_says_why_that_was_killed() -> None:
-    made, why = decided(), "the head has not answered for 11.0 s"
-
-    follow(made, order_of(LAUNCH), why)
-
-    assert made.lines[0] == f"holdfast: killed the agent of this host and its workers: {why}"
-    assert made.run.records[0] == AgentKilled(why)
 
 
 @pytest.mark.parametrize(
@@ -502,130 +466,3 @@ def test_budget_goes_on_from_the_head_before(
 
     assert code_of(made) == code
     assert len(made.launches) == (code is None)
-
-
-class Broken(JobConsole):
-    """A console that fails at an odd event, and at each launch from the second on."""
-
-    def show(self, event: Event) -> None:
-        if event == ODD:
-            raise ZeroDivisionError("a mistake")
-        super().show(event)
-
-    def launching(self, command: Launch) -> None:
-        if command.relaunch:
-            raise ZeroDivisionError("a mistake")
-        super().launching(command)
-
-
-def broken(**options: Any) -> Decided:
-    made = decided(**options)
-    job = job_of(**options)
-    made.console = Broken(job, made.run, made._hear, without_screen())
-    made.decider = Decider(job, made.run, made.console, made.obey)  # type: ignore[arg-type]
-    return made
-
-
-def hear(made: Decided, *events: Event) -> None:
-    """Let the decider hear events as its head does."""
-    for event in events:
-        try:
-            made.hear(event)
-        except ZeroDivisionError as error:
-            made.decider.failed(error)
-
-
-ODD = Notice("odd")
-FAILED = (
-    "holdfast: error: the head failed (ZeroDivisionError: a mistake); the workers go on, but are "
-    "not relaunched if all die; report this with the lines above"
-)
-
-
-def test_mistake_is_told_once_and_leaves_the_workers_alone() -> None:
-    made = broken()
-    made.begin(WARM, *joined(0, 1))
-
-    hear(made, ODD, ODD, exited(0))
-    made.decider.failed(ZeroDivisionError("another"))
-    made.poll(5000)
-
-    assert made.kinds == ["launch"]
-    assert made.lines == [FAILED]
-    assert made.run.records[-1] == HeadFailed("ZeroDivisionError: a mistake")
-    assert code_of(made) is None
-
-
-@pytest.mark.parametrize(
-    ("rest", "code"),
-    [(LOST, ExitCode.RECOVERY_IMPOSSIBLE), (completed(0, 1), ExitCode.DONE)],
-    ids=["lost", "completed"],
-)
-def test_job_whose_head_has_failed_ends_with_its_launch(rest: list[Event], code: ExitCode) -> None:
-    made = broken()
-    made.begin(WARM, *joined(0, 1))
-
-    hear(made, ODD, *rest)
-
-    assert code_of(made) == code
-    assert made.kinds == ["launch"]
-
-
-def test_mistake_at_the_end_of_a_launch_ends_the_job() -> None:
-    """Nothing lives that could tell of another end."""
-    made = broken()
-    made.begin(WARM, *joined(0, 1))
-
-    hear(made, *LOST)
-    made.poll(5, is_idle=True)
-    made.poll(5, is_idle=False)
-    assert code_of(made) is None
-    made.poll(10, is_idle=True)
-
-    assert made.kinds == ["launch"]
-    assert any("error: the launch has ended, and the head that" in line for line in made.lines)
-    assert made.run.events[-1] == "job_ended"
-    assert code_of(made) == ExitCode.RECOVERY_IMPOSSIBLE
-
-
-def test_mistake_before_the_first_launch_ends_the_job() -> None:
-    made = decided()
-
-    made.decider.failed(ZeroDivisionError("a mistake"))
-    made.poll(10, is_idle=True)
-
-    assert code_of(made) == ExitCode.RECOVERY_IMPOSSIBLE
-
-
-@pytest.mark.parametrize(
-    ("urgencies", "orders"),
-    [
-        ([False], ["stop"]),
-        ([False, False], ["stop"]),
-        ([True], ["stop", "kill"]),
-        ([False, True], ["stop", "kill"]),
-    ],
-    ids=["once", "twice", "at once", "then at once"],
-)
-def test_job_whose_head_has_failed_can_still_be_stopped(
-    urgencies: list[bool], orders: list[str]
-) -> None:
-    made = broken()
-    made.begin(WARM, *joined(0, 1))
-    hear(made, ODD)
-
-    for is_urgent in urgencies:
-        made.decider.stop(is_urgent=is_urgent)
-
-    assert made.kinds == ["launch", *orders]
-
-
-def test_signals_still_stop_a_job_whose_head_has_failed() -> None:
-    made = broken()
-    made.begin(WARM, *joined(0, 1))
-    hear(made, ODD)
-
-    made.decider.take_signals([TERM])
-    made.decider.take_signals([INT])
-
-    assert made.kinds == ["launch", "stop", "kill"]

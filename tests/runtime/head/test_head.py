@@ -35,7 +35,6 @@ from holdfast.runtime.head.visits import (
     HeadPong,
     JobStarting,
     JobStopping,
-    LostHead,
     PassSignals,
     SaveAsked,
     ShowJob,
@@ -225,16 +224,15 @@ def test_client_begins_a_job_and_gets_all_that_another_head_would_need(
     (order,) = headed.agent.orders
     assert isinstance(order, LaunchOrder)
     assert order.config.workers == (0, 1, 2)
-    greeting, told_order, standing = client.drain()
-    assert greeting.pop("order") == told_order["order"]
-    assert from_plain(LaunchOrder, told_order["order"]) == order
-    assert MessageKinds(Standing).decode(standing) == Standing()
+    greeting, standing = client.drain()
+    assert MessageKinds(Standing).decode(standing) == Standing(to_plain(order))
     (lease,) = greeting.pop(FDS)
     assert os.path.samestat(os.fstat(lease), os.fstat(headed.lease))
     os.close(lease)
     assert from_plain(Job, greeting.pop("job")) == job
     assert greeting == {
         "kind": "ClientTaken",
+        "workers": 3,
         "directory": str(tmp_path),
         "cwd": os.getcwd(),
         "environment": dict(os.environ),
@@ -364,7 +362,7 @@ def test_client_that_stands_still_is_killed_and_replaced(
     headed.turn(8)
     second = headed.attach()
 
-    assert kinds(told(second)) == ["ClientTaken", "LaunchOrdered", "Standing"]
+    assert kinds(told(second)) == ["ClientTaken", "Standing"]
     assert killed == [os.getpid()]
     told(first)
     assert first.is_closed
@@ -379,9 +377,9 @@ def test_job_whose_client_is_gone_goes_on_and_takes_another(headed: Headed) -> N
     headed.tell(*LOST)
     assert headed.kinds == ["launch", "launch"]
 
-    _, order, standing = told(headed.attach())
+    _, standing = told(headed.attach())
 
-    assert order["order"]["config"]["workers"] == [2, 3]
+    assert standing["order"]["config"]["workers"] == [2, 3]
     assert not standing["is_up"]
     records = lines_of(writer)
     assert records[-1]["event"] == "taken_over"
@@ -423,17 +421,16 @@ def test_client_is_sent_how_the_launch_stands_and_each_new_one(headed: Headed) -
     assert [(one["is_up"], one["saved_step"]) for one in told(client)] == [(True, None), (True, 5)]
     headed.tell(*LOST)
 
-    order, standing = told(client)
-    assert order["order"]["config"]["workers"] == [2, 3]
+    (standing,) = told(client)
+    assert standing["order"]["config"]["workers"] == [2, 3]
     assert (standing["is_up"], standing["saved_step"]) == (False, None)
 
 
 def test_next_head_goes_on_from_what_the_client_was_told(headed: Headed, tmp_path: Path) -> None:
     headed.begin(WARM, *joined(0, 1), saved(0, 5), exited(0)).close()
     headed.turn()
-    greeting, order, standing = told(headed.attach())
-    standing.pop("kind")
-    after = LostHead(order["order"], from_plain(Standing, standing), "")
+    greeting, standing = told(headed.attach())
+    after = MessageKinds(Standing).decode(standing)
 
     successor = Headed(tmp_path)
     client = successor.begin(job=from_plain(Job, greeting["job"]), after=after)
@@ -442,8 +439,7 @@ def test_next_head_goes_on_from_what_the_client_was_told(headed: Headed, tmp_pat
     (again,) = successor.agent.orders
     assert isinstance(again, LaunchOrder)
     assert (again.config.workers, again.relaunch) == ((2, 3), 1)
-    *_, order = [line for line in told(client) if line["kind"] == "LaunchOrdered"]
-    assert from_plain(LaunchOrder, order["order"]) == again
+    assert from_plain(LaunchOrder, told(client)[-1]["order"]) == again
     assert successor.said == [
         "holdfast: the agent of this host died, and its workers with it",
         "holdfast: relaunching 2 workers (worker 0: its agent died, worker 1: its agent died)",
@@ -477,14 +473,6 @@ def test_live_line_goes_while_the_client_stands_still(headed: Headed) -> None:
     headed.turn(2)
 
     assert headed.agent.streams.live[-1] != b""
-
-
-def test_signal_before_there_is_a_job_asks_for_nothing(headed: Headed) -> None:
-    headed.head.take_signals(bytes([TERM]))
-
-    headed.begin(WARM, *joined(0, 1))
-
-    assert headed.kinds == ["launch"]
 
 
 def records(event: Event, source: str = "worker 0") -> Records:
@@ -551,18 +539,10 @@ def test_stopper_who_leaves_or_asks_again_fails_nothing(headed: Headed) -> None:
     assert kinds(told(again)) == ["JobStopping", "JobStopping", "JobDone"]
 
 
-def test_stranger_is_shown_the_door(headed: Headed) -> None:
-    headed.begin()
-
-    stranger = headed.connect({"kind": "dance"})
-
-    assert told(stranger) == []
-    assert stranger.is_closed
-
-
 @pytest.mark.parametrize(
     "message",
     [
+        {"kind": "dance"},
         {"kind": "BeginJob", "job": 3},
         {"kind": "BeginJob", "job": {}},
         {"kind": "BeginJob", "job": {"config": {"options": []}}},
@@ -570,11 +550,12 @@ def test_stranger_is_shown_the_door(headed: Headed) -> None:
     ids=str,
 )
 def test_message_of_no_holdfast_costs_nobody_the_job(headed: Headed, message: Message) -> None:
+    headed.head.take_signals([TERM])  # there is no job that could end
     stranger = headed.connect(message)
 
     assert told(stranger) == []
     assert stranger.is_closed
-    assert kinds(told(headed.begin()))[:2] == ["ClientTaken", "LaunchOrdered"]
+    assert kinds(told(headed.begin())) == ["ClientTaken", "Standing"]
 
 
 def test_job_is_described_with_its_launch_and_its_client(headed: Headed) -> None:
@@ -697,7 +678,7 @@ def test_client_of_a_head_that_ends_before_its_job_hears_no_end(headed: Headed) 
 
     headed.head.close()
 
-    assert "ended" not in kinds(told(client))
+    assert "JobDone" not in kinds(told(client))
     assert client.is_closed
 
 
@@ -751,12 +732,21 @@ def test_mistake_in_a_decision_ends_no_worker_and_is_told_once(broken: Headed) -
     assert kinds(told(client))[-1] == "HeadPong"
 
 
-def test_job_ends_with_the_launch_of_a_head_that_has_failed(broken: Headed) -> None:
+@pytest.mark.parametrize(
+    ("rest", "code"),
+    [(LOST, ExitCode.RECOVERY_IMPOSSIBLE), (completed(0, 1), ExitCode.DONE)],
+    ids=["lost", "completed"],
+)
+def test_job_ends_with_the_launch_of_a_head_that_has_failed(
+    broken: Headed, rest: list[Event], code: ExitCode
+) -> None:
     broken.begin(WARM, *joined(0, 1), ODD)
 
-    broken.tell(*LOST)
+    broken.turn(20)
+    assert broken.exit_code is None
+    broken.tell(*rest)
 
-    assert broken.exit_code == ExitCode.RECOVERY_IMPOSSIBLE
+    assert broken.exit_code == code
     assert broken.kinds == ["launch"]
 
 
@@ -770,6 +760,8 @@ def test_head_that_has_failed_still_stops_the_job_and_saves(broken: Headed) -> N
     assert kinds(told(saver)) == ["SaveAsked", "SaveDone"]
     assert kinds(told(stopper)) == ["JobStopping"]
     assert broken.kinds == ["launch", "save", "stop"]
+    broken.head.take_signals([TERM])
+    assert broken.kinds == ["launch", "save", "stop", "kill"]
 
 
 def test_mistake_in_the_first_decision_ends_the_job(
@@ -786,6 +778,7 @@ def test_mistake_in_the_first_decision_ends_the_job(
 
     assert headed.exit_code == ExitCode.RECOVERY_IMPOSSIBLE
     assert headed.kinds == []
+    assert any("error: the launch has ended, and the head that" in line for line in headed.said)
 
 
 def test_head_of_a_job_that_has_ended_stays_for_a_client_that_is_stopped(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,13 +14,13 @@ from typing import cast
 
 import pytest
 
-from holdfast.runtime.errors import RecoveryImpossible
+from holdfast.runtime.errors import RecoveryImpossible, RunDirectoryBusy
 from holdfast.runtime.head import __main__ as head_main
 from holdfast.runtime.head import head_process
 from holdfast.runtime.head.head_process import (
     HeadProcess,
     HeadTerms,
-    Owner,
+    OwnerEnded,
     another_job,
     begin_head,
     connect_to_head,
@@ -315,10 +314,10 @@ def orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orphan]:
 
 
 def test_job_that_lives_is_found_as_it_stands(orphan: Orphan) -> None:
-    greeting = ClientTaken({"a": 1}, None, "/tmp/a", "/", {})
+    greeting = ClientTaken({"a": 1}, 2, "/tmp/a", "/", {})
     orphan.answers.post(to_message(greeting), (orphan.lease.fileno(),))
 
-    found = find_owner(orphan.directory).head
+    found = find_owner(orphan.directory)
 
     assert found is not None
     assert (found.channel, found.process.pid) == (orphan.asks, os.getpid())
@@ -342,7 +341,8 @@ def test_head_is_told_what_job_is_asked_for_and_where_its_output_goes(
 ) -> None:
     orphan.answers.post(to_message(JobStarting()))
 
-    find_owner(orphan.directory, asked)
+    with pytest.raises(RunDirectoryBusy):
+        find_owner(orphan.directory, asked)
 
     (question,) = orphan.answers.drain()
     streams = question.pop(FDS)
@@ -373,27 +373,27 @@ def test_job_that_cannot_be_shown_is_told_with_what_to_do(
     if answer is not None:
         orphan.answers.post(to_message(answer))
 
-    owner = find_owner(orphan.directory, JobOptions(SCRIPT, RUN))
+    with pytest.raises(RunDirectoryBusy, match=f"run directory .* belongs to .*{why}") as refusal:
+        find_owner(orphan.directory, JobOptions(SCRIPT, RUN))
 
-    assert re.match(f"run directory .* belongs to .*{why}", owner.words)
-    assert (owner.head, owner.has_ended) == (None, False)
+    assert not isinstance(refusal.value, OwnerEnded)
 
 
 def test_run_whose_head_is_gone_has_nobody_to_be_found(orphan: Orphan) -> None:
     orphan.answers.close()
 
-    assert find_owner(orphan.directory) == Owner()
+    assert find_owner(orphan.directory) is None
     assert orphan.asks.is_closed
 
 
 def test_run_without_a_head_has_nobody_to_be_found(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
-    assert find_owner(directory) == Owner()  # nobody ever owned it
+    assert find_owner(directory) is None  # nobody ever owned it
 
     lease = directory.acquire_lease()
-    assert find_owner(directory) == Owner()  # its owner has started no head
+    assert find_owner(directory) is None  # its owner has started no head
     lease.name_head(os.getpid(), tmp_path / "agent.sock")
-    assert find_owner(directory) == Owner()  # nobody listens
+    assert find_owner(directory) is None  # nobody listens
     lease.release()
 
 
@@ -415,13 +415,13 @@ def test_stopped_head_is_ended_only_if_no_client_watches_it(
     orphan.directory.lease_path.write_text(json.dumps(named))
     is_ended = client == "is gone"
 
-    owner = find_owner(orphan.directory)
+    with pytest.raises(RunDirectoryBusy, match=str(head.pid)) as owner:
+        find_owner(orphan.directory)
 
     has_ended = head.poll() is not None
     head.kill()
     head.wait()
-    assert has_ended is is_ended is owner.has_ended
-    assert str(head.pid) in owner.words
+    assert has_ended is is_ended is isinstance(owner.value, OwnerEnded)
 
 
 def _pid_of_a_dead_process() -> int:
@@ -445,11 +445,12 @@ def test_client_that_is_stopped_is_named_with_what_lets_it_go_on(
     orphan.directory.lease_path.write_text(json.dumps(named))
     orphan.answers.post(to_message(ClientRefused(client.pid)))
 
-    owner = find_owner(orphan.directory, JobOptions(SCRIPT, RUN) if is_run else None)
+    with pytest.raises(RunDirectoryBusy) as owner:
+        find_owner(orphan.directory, JobOptions(SCRIPT, RUN) if is_run else None)
 
     client.kill()
     client.wait()
-    assert owner.words.endswith(
+    assert str(owner.value).endswith(
         f"belongs to a job whose client, pid {client.pid}, is stopped; let it go on (kill -CONT "
         f"{client.pid}), or end it (kill -KILL {client.pid}), then ask again"
     )
@@ -460,4 +461,5 @@ def test_attach_to_a_job_that_has_its_client_says_that_nothing_is_to_be_done(
 ) -> None:
     orphan.answers.post(to_message(ClientRefused(12)))
 
-    assert "a job that pid 12 shows already; it needs no" in find_owner(orphan.directory).words
+    with pytest.raises(RunDirectoryBusy, match="a job that pid 12 shows already; it needs no"):
+        find_owner(orphan.directory)

@@ -14,7 +14,7 @@ from heads import exited, job_of, joined, saved
 from holdfast.recovery.event import CheckpointCommitted, HostBack, HostLost, Launch, WorldNamed
 from holdfast.recovery.placement import HostSlots
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.head.job import Job, LaunchLog, config_of
+from holdfast.runtime.head.job import Job, LaunchLog
 from holdfast.runtime.head.orders import TimeLimit, TimeLimits
 from holdfast.runtime.head.visits import Standing
 from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder
@@ -56,23 +56,15 @@ def test_machine_gets_the_terms_of_the_user(
 
 
 def test_order_of_a_launch_is_read_back_by_the_next_head() -> None:
-    job = job_of(shrink=False)
+    mca = ("btl self,uct", "btl_uct_transports rc")
+    job = job_of(shrink=False, mca=mca)
 
-    order = job.order_of(FIFTH, config_of(job.config, FIFTH))
+    order = job.order_of(FIFTH)
 
-    assert order.mpi == MpiOrder(Path("/opt/mpiexec"), "Open MPI", ulfm=False)
+    assert order.mpi == MpiOrder(Path("/opt/mpiexec"), "Open MPI", ulfm=False, mca=mca)
     read = MessageKinds(LaunchOrder).decode(json.loads(json.dumps(to_message(order))))
     found = read.launch
     assert (found.generation, found.workers, found.relaunch, found.spent) == (5, (6, 7), 2, 3)
-
-
-def test_order_has_the_users_settings_of_mpi() -> None:
-    job = job_of(mca=("btl self,uct", "btl_uct_transports rc"))
-
-    order = job.order_of(FIFTH, config_of(job.config, FIFTH))
-
-    assert order.mpi is not None
-    assert order.mpi.mca == ("btl self,uct", "btl_uct_transports rc")
 
 
 @pytest.mark.parametrize(
@@ -90,24 +82,10 @@ def test_order_names_the_network_between_the_hosts(
     slots = tuple(HostSlots(host, 1) for host in hosts)
     job = replace(job_of(network="10.2.0.0/16"), hosts=slots, network=settled)
 
-    order = job.order_of(FIFTH, config_of(job.config, FIFTH))
+    order = job.order_of(FIFTH)
 
     assert order.mpi is not None
     assert order.mpi.network == network
-
-
-@pytest.mark.parametrize(
-    ("asked", "differs"),
-    [
-        ([False, "/a/train.py", "--lr", "1"], False),
-        ([True, "/a/train.py", "--lr", "1"], True),
-        ([False, "/b/train.py", "--lr", "1"], True),
-        ([False, "/a/train.py"], True),
-    ],
-    ids=["the same", "fresh", "another script", "other arguments"],
-)
-def test_request_for_another_job_is_told_apart(asked: list[Any], *, differs: bool) -> None:
-    assert (job_of(argv=("--lr", "1")).asked != asked) is differs
 
 
 def begun(*hosts: str) -> LaunchLog:
@@ -115,7 +93,7 @@ def begun(*hosts: str) -> LaunchLog:
     job = job_of(hosts=tuple(HostSlots(name, 1) for name in "abc") if any(hosts) else ())
     workers = tuple(map(WorkerId, range(len(hosts))))
     launch, log = Launch(1, workers, 0, "", 0), LaunchLog(job)
-    log.begin(job.order_of(launch, config_of(job.config, launch, hosts=hosts)))
+    log.begin(job.order_of(launch, hosts=hosts))
     return log
 
 
@@ -126,12 +104,13 @@ def test_launch_is_up_once_all_have_joined_and_the_next_one_begins_anew() -> Non
         log.note(event)
         ups.append(log.standing.is_up)
     assert ups == [False, False, True, True, True]
-    assert log.standing == Standing(is_up=True, saved_step=9)
-
     assert log.order is not None
+    order = to_plain(log.order)
+    assert log.standing == Standing(order, is_up=True, saved_step=9)
+
     log.begin(log.order)
 
-    assert log.standing == Standing()
+    assert log.standing == Standing(order)
 
 
 def test_losses_of_hosts_are_counted_on_and_known_to_the_next_head() -> None:

@@ -131,7 +131,7 @@ def test_what_the_run_has_is_known_and_whether_the_journal_knows_of_a_newer_step
     for step in steps:
         (first.options.run_dir / "checkpoints" / step_name(step)).mkdir(parents=True)
 
-    run = begun().run
+    run = begun()
 
     assert (run.saved_step, run.lost_step, run.is_resumed) == (saved, lost, True)
     assert run.history.history.hosts == ("a:1", "b:1")
@@ -152,7 +152,7 @@ def test_complete_run_has_nothing_to_do(
 
     assert run_job(setup.options) == ExitCode.DONE
     assert capfd.readouterr().err.startswith("holdfast: nothing to do: the run in ")
-    assert begun(again=True).run.saved_step == 9
+    assert begun(again=True).saved_step == 9
 
 
 def test_head_is_told_the_terms_of_the_run_and_those_of_its_first_launch(
@@ -160,7 +160,7 @@ def test_head_is_told_the_terms_of_the_run_and_those_of_its_first_launch(
 ) -> None:
     wishes = {"spares": 1, "preload": ("keras", "tensorflw"), "seed": 9, "threads": 2}
     setup = begun(**wishes, microbatches=6, heartbeat_timeout_s=3.0, verbose=True)
-    setup.run = dataclasses.replace(setup.run, first_generation=5, saved_step=40)
+    setup.first_generation, setup.saved_step = 5, 40
     limits = TimeLimits(is_batch=True)
 
     job, terms = setup.job(limits), setup.head_terms(tmp_path)

@@ -169,19 +169,6 @@ def test_lead(deadline: TimeLimit, lead_s: float) -> None:
     assert deadline.lead_s == lead_s
 
 
-def test_save_is_due_first_and_the_end_follows() -> None:
-    measured = HOUR.saved(20.0, 10.0)  # 70 s ahead, and 10 s to leave
-
-    moments = (3229.9, 3230.0, 3529.9, 3530.0, 3589.9, 3590.0, 9999.0)
-    seen = [(now, measured.poll(now).due) for now in moments]
-
-    assert seen == [
-        (3229.9, NOTHING), (3230.0, HURRY), (3529.9, HURRY),
-        (3530.0, SAVE), (3589.9, SAVE), (3590.0, END),
-        (9999.0, END),
-    ]  # fmt: skip
-
-
 def test_time_that_jumps_back_takes_nothing_back() -> None:
     assert HOUR.poll(3599.0).poll(10.0).due is END
 

@@ -228,10 +228,6 @@ def test_lines_that_the_client_could_not_write_are_counted_with_the_first_ones()
     reactor.close()
 
 
-def test_bound_holds_ten_thousand_lines() -> None:
-    assert run_link._MOST_WAITING == 10_000
-
-
 @pytest.mark.parametrize(("count", "lost"), [(0, 2), (1, 1), (2, 0), (3, 0)])
 def test_line_that_a_hanging_writer_was_sent_is_counted_if_it_dies_with_it(
     linked: Linked, monkeypatch: pytest.MonkeyPatch, count: int, lost: int

@@ -93,20 +93,20 @@ LAST = "world; save 7 0.5-1; {}; ask 3; step; job_ended"
         (f"world; ask; {FAILED}; {FAILED}; {FAILED}", "asked, asked, asked, asked, unsaved full"),
         (f"world; {FAILED}; {FAILED}; {FAILED}; {FAILED}; ask", "asked"),
         # The end of the job answers by its last step, if that is on the disk.
-        ("world; save 7 1-2; completed 7; job_ended; ask", "unsaved"),
-        ("world; ask; save 7 1-2.5; stopped 7; job_ended", "asked, saved 7 3.0"),
-        ("world; ask; save 7 1-2.5; stopped 8; job_ended", "asked, unsaved"),
-        ("world; save 6 0-1; save 7 1-1.5; ask; completed 7; job_ended", "asked, saved 7 3.0"),
+        ("world; save 7 1-2; completed 7 w; job_ended; ask", "unsaved"),
+        ("world; ask; save 7 1-2.5; stopped 7 w; job_ended", "asked, saved 7 3.0"),
+        ("world; ask; save 7 1-2.5; stopped 8 w; job_ended", "asked, unsaved"),
+        ("world; save 6 0-1; save 7 1-1.5; ask; completed 7 w; job_ended", "asked, saved 7 3.0"),
         (
-            "world; save 7 0-1; stopped 7; job_ended; job_started; launch; world; ask 3; "
-            "stopped 7; job_ended",
+            "world; save 7 0-1; stopped 7 w; job_ended; job_started; launch; world; ask 3; "
+            "stopped 7 w; job_ended",
             "asked, saved 7 2.0",
         ),
         # An older training, job or launch that has ended there is not the one that was asked.
         *[
             (LAST.format(before), "asked, unsaved")
             for before in (
-                "stopped 7; job_ended; job_started; world",
+                "stopped 7 w; job_ended; job_started; world",
                 "completed 7 w; job_ended; job_started; world",
                 "completed 7 w; launch; world",
                 "completed 7 w; world",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,21 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 from configs import gives_nothing, journal_of, without_faults, worker_config
-from hypothesis import given
-from hypothesis import strategies as st
 from local_communicator import LocalCommunicator
 
 from holdfast.recovery.event import WorkerStopped, WorldFormed
 from holdfast.recovery.ledger import Cursor, Ledger
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
-from holdfast.runtime.run.events import Epoch, Step
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.system.channel import to_message
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker import records
 from holdfast.runtime.worker.context import WorkerContext
-from holdfast.runtime.worker.records import LoopRecords, _Commit, _merged
+from holdfast.runtime.worker.records import LoopRecords
 
 CURSOR = Cursor(3, 0, Ledger(12, 0xABC), np.zeros(1))
 WORKERS = (WorkerId(4), WorkerId(5), WorkerId(6))
@@ -278,55 +274,3 @@ def test_next_rank_0_tells_the_last_epoch_again(second: Story) -> None:
     second.lose(WORKERS[0], rank=0)
 
     assert [told["kind"] for told in second.told] == ["WorldFormed", "Epoch", "WorldFormed"]
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> list[_Commit]:
-    """Draw steps of epochs and worlds that come one after the other, and ends of epochs."""
-    found: list[_Commit] = []
-    epoch = generation = 1
-    for step in range(1, draw(st.integers(0, 25)) + 1):
-        seconds, samples = draw(st.integers(1, 9)) / 8, draw(st.integers(1, 9))
-        applied = Step(step, epoch, seconds, samples, generation)
-        found.append(_Commit(applied, float(step)))
-        match draw(st.sampled_from(["step", "step", "epoch", "told before", "world"])):
-            case "epoch":
-                ended = Epoch(epoch, step, {}, None, 1.0, generation=generation)
-                found.append(_Commit(ended, step + 0.5))
-                epoch += 1
-            case "told before":
-                epoch += 1
-            case "world":
-                generation += 1
-    return found
-
-
-def summed(commits: list[_Commit], name: str) -> float:
-    return sum(getattr(c.event, name) for c in commits if isinstance(c.event, Step))
-
-
-def kind_of(commit: _Commit) -> tuple[type, int | None, int]:
-    return type(commit.event), commit.event.generation, commit.event.epoch
-
-
-@given(commits=histories())
-def test_merged_steps_add_up_to_all_of_them(commits: list[_Commit]) -> None:
-    merged = list(_merged(commits))
-
-    for name in ("number", "seconds", "samples"):
-        assert summed(merged, name) == summed(commits, name)
-    ends, told = ([c for c in those if isinstance(c.event, Epoch)] for those in (merged, commits))
-    assert ends == told
-
-
-@given(commits=histories())
-def test_merged_line_ends_with_the_last_step_of_its_epoch_and_world(
-    commits: list[_Commit],
-) -> None:
-    runs = [list(run) for _, run in itertools.groupby(commits, kind_of)]
-
-    merged = list(_merged(commits))
-
-    assert [kind_of(commit) for commit in merged] == [kind_of(run[-1]) for run in runs]
-    for line, run in zip(merged, runs, strict=True):
-        assert (line.now, line.event.step) == (run[-1].now, run[-1].event.step)

@@ -29,7 +29,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.decider import Decider
 from holdfast.runtime.head.job import Job
-from holdfast.runtime.head.job_setup import JobSetup, RunSoFar
+from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.preconditions import ScriptSource
 from holdfast.runtime.head.screen import ProgressLog, Screen
@@ -99,7 +99,7 @@ def setup_in(folder: Path, **options: Any) -> JobSetup:
         record=RECORD,
         journal=Journal(path, run_id="r", source="client"),
         lease=directory.acquire_lease(),
-        run=RunSoFar(HistoryReader(path)),
+        history=HistoryReader(path),
         source=ScriptSource(),
     )
 
