@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from cluster import Cluster
-from host_jobs import HostJob, HostJobRun, Loss
+from host_jobs import HostJob, Loss
 from secure_shell import start_ssh
 from struck_journal import (
     Commit,
@@ -31,6 +31,7 @@ from struck_journal import (
 from workload import UNEVEN, Undisturbed, Workload, request_of
 
 from holdfast.checkpoint.names import MANIFEST_NAME, STORE_NAME
+from holdfast.testing import JobRun
 
 HEAD_KILLED, HEAD_LOST, BLINK = "head-killed", "head-lost", "blink"
 """The head's process alone; its host with the client; and a link that is cut for a moment."""
@@ -176,7 +177,7 @@ class Outcome:
     case: Case
     strikes: tuple[Strike, ...]
     complaints: tuple[str, ...]
-    job: HostJobRun | None
+    job: JobRun | None
     seconds: float
     without_word: int
     """How many updates a world has applied that the head had not named."""
@@ -250,7 +251,7 @@ class _StruckRun:
         self._down: dict[str, Blow] = {}
         self._due: list[tuple[float, Blow]] = []
 
-    def run(self) -> HostJobRun:
+    def run(self) -> JobRun:
         """Strike as the case says, and wait for all ends."""
         waiting = list(self.case.blows)
         while True:
@@ -264,8 +265,7 @@ class _StruckRun:
                     if blow.kind == Loss.FREEZE.value:  # what is frozen cannot see its head's end
                         self._undo(job, host)
                 done = job.wait()
-            for host, left in done.leftovers.items():
-                self.complaints += [f"left behind on {host}: {what}" for what in left]
+            self.complaints += [f"left behind {what}" for what in done.leftovers]
             return done
 
     def _start(self) -> HostJob:
@@ -426,7 +426,7 @@ def _sockets(cluster: Cluster, host: str) -> Iterator[str]:
         yield from (f"left behind on {host}: {line}" for line in named.splitlines())
 
 
-def _complaints(job: HostJobRun, run_dir: Path, expected: str) -> Iterator[str]:
+def _complaints(job: JobRun, run_dir: Path, expected: str) -> Iterator[str]:
     """Yield a sentence for each thing that must hold at the end and does not."""
     if "Traceback" in job.stderr:
         yield "a traceback of ours"

@@ -327,7 +327,7 @@ class ReadVariables:
     def __init__(self, dataset: Any) -> None:
         found = {id(variable.handle): variable for variable in _read_by(dataset)}
         self._before = [(variable, _digest(variable)) for variable in found.values()]
-        self._small = [at for at in self._before if _bytes_of(at[0]) <= _SMALL]
+        self._small = [at for at in self._before if bytes_of(at[0]) <= _SMALL]
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -372,7 +372,8 @@ def _read_by(dataset: Any) -> Iterator[Any]:
         yield from _read_by(source)
 
 
-def _bytes_of(variable: Any) -> int:
+def bytes_of(variable: Any) -> int:
+    """Return the size of a variable of TensorFlow."""
     return int(np.prod(variable.shape)) * int(variable.dtype.size)
 
 

@@ -75,7 +75,9 @@ class _Attribute(NamedTuple):
 
     @property
     def has_changed(self) -> bool:
-        return not _is_same(self.value, self.traced)
+        value, known = self.value, self.traced
+        is_comparable = isinstance(value, Number | str) and isinstance(known, Number | str)
+        return value is not known and not (is_comparable and value == known)
 
     def __str__(self) -> str:
         return (
@@ -147,11 +149,6 @@ def _numbers(model: Any) -> Iterator[_Attribute]:
         for name, value in list(vars(owner).items()):
             if isinstance(value, Number) and not name.startswith("_") and name not in _OF_KERAS:
                 yield _Attribute(owner, name, value)
-
-
-def _is_same(value: Any, known: Any) -> bool:
-    is_comparable = isinstance(value, Number | str) and isinstance(known, Number | str)
-    return value is known or (is_comparable and value == known)
 
 
 class UnknownLogs(dict[str, float]):
@@ -242,7 +239,9 @@ class CallbackRounds:
         """Begin the training."""
         self.is_due = bool(self.kept)  # any callback may raise when it gets its model
         with self.guarded():
-            self._list = self._make_list()
+            self._list = keras.callbacks.CallbackList(  # some open files when they get their model
+                self._run, add_history=False, model=self._model, verbose=0, **self._params
+            )
         self.call("on_train_begin")
         self._states.begun()
 
@@ -313,7 +312,7 @@ class CallbackRounds:
 
     def notes(self) -> dict[str, Json]:
         """Return what the callbacks know, and the lengths of their files."""
-        files = {path: length.as_json() for path, length in self._files.lengths.items()}
+        files = {path: list(length) for path, length in self._files.lengths.items()}
         return {"files": files, "datasets": self.datasets.notes(), **self._remembered()}
 
     def _remembered(self) -> dict[str, Json]:
@@ -343,7 +342,7 @@ class CallbackRounds:
             return b""
         lengths = self._files.measure()
         self._events.measure(lengths)
-        return json.dumps({path: found.as_json() for path, found in lengths.items()}).encode()
+        return json.dumps(lengths).encode()
 
     def agreed(self, message: bytes) -> None:
         """Hear that all have the same effects, and the message of the first worker."""
@@ -363,12 +362,6 @@ class CallbackRounds:
             self._known[key] = find()
         found: _Found = self._known[key]
         return found
-
-    def _make_list(self) -> Any:
-        """Return the callbacks with their model; some open files when they get it."""
-        return keras.callbacks.CallbackList(
-            self._run, add_history=False, model=self._model, verbose=0, **self._params
-        )
 
     def _run_hooks(self, hook: str, run: Any) -> None:
         is_due = any(acts(callback, hook) for callback in self.kept)

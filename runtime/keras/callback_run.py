@@ -40,7 +40,7 @@ from holdfast.runtime.keras.plain_values import Decoder, Encoder, Json, NotPlain
 from holdfast.runtime.model.model_rules import some_of
 from holdfast.runtime.model.replica import MetricsHolder, Replica
 from holdfast.runtime.run.events import Epoch
-from holdfast.runtime.training.callback_host import Commit, Notes
+from holdfast.runtime.training.callback_host import CallbackHost, Commit, Notes
 
 _MOST_BYTES = 255
 
@@ -115,7 +115,7 @@ class _Position:
     """Whether a hook has set ``model.stop_training``, which counts after the execution."""
 
 
-class CallbackRun:
+class CallbackRun(CallbackHost):
     """The callbacks of one call of ``fit``, and its ``History``."""
 
     def __init__(
@@ -153,22 +153,18 @@ class CallbackRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether a callback has stopped the training."""
         return self._at.is_over
 
     @property
     def cuts_epoch(self) -> bool:
-        """Whether a callback has stopped the training before the epoch's last batch."""
         return self._at.is_cut
 
     @property
     def has_effects(self) -> bool:
-        """Whether hooks have run on whose effects the workers have to agree."""
         return self._rounds.is_due or (self._raised is not None and self._at.error is None)
 
     @property
     def error(self) -> Exception | None:
-        """The error that a hook has raised; if the training is over, it has ended it."""
         if self._raised is None and self._at.error is not None:
             self._raised = made_again(self._at.error)
         return self._raised
@@ -179,7 +175,6 @@ class CallbackRun:
         return self._rounds.history
 
     def restore(self, cursor: Cursor, notes: Notes | None) -> None:
-        """Begin, or go on with what was kept."""
         if notes is not None:
             self._at = _Position(**notes["position"])
         if notes is not None and (self._is_running or self._is_complete):
@@ -221,7 +216,6 @@ class CallbackRun:
         self._go_on(self._begin())
 
     def before(self, work: Work, cursor: Cursor) -> None:
-        """Look at what callbacks have set, before the first transaction, or have made anew."""
         self._rounds.traced.check_functions(has_begun=self._at.epoch > self._epochs.start)
         changed = self._rounds.traced.check() if self._is_fresh else []
         self._is_fresh = False
@@ -233,7 +227,6 @@ class CallbackRun:
             )
 
     def acts_after(self, commit: Commit) -> bool:
-        """Return whether hooks of the script run after the commit."""
         if self._is_within_execution(commit):
             return False
         is_at_end = commit.work is Work.EVALUATE or commit.has_ended_epoch or commit.data_ended
@@ -243,33 +236,26 @@ class CallbackRun:
         return self._rounds.acts_on_batches()
 
     def after(self, commit: Commit) -> None:
-        """Let the callbacks see a commit, and the beginning of what follows."""
         self._go_on(self._follow(commit))
 
     def end(self) -> None:
-        """Tell the callbacks that the training is over."""
         self._go_on(self._end())
 
     def settings(self) -> Mapping[str, str]:
-        """Return the settings of Keras's callbacks that act on the training."""
         return self._rounds.settings()
 
     def lead(self, *, is_first: bool) -> None:
-        """Hear whether this worker is the first one now."""
         if is_first:
             self._rounds.lead()
 
     def effects(self) -> Effects:
-        """Return the effects of the round."""
         effects = self._rounds.effects()
         return effects if self._raised is None else replace(effects, error=kind_of(self._raised))
 
     def message(self) -> bytes:
-        """Return what the first worker tells of its files."""
         return self._rounds.message()
 
     def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
-        """Take over the decision, and run the next round."""
         if notes is not None:
             tensors = self._loaded if decision.shares_state else self._rounds.tensors()
             self._rounds.take(notes, tensors)
@@ -282,7 +268,6 @@ class CallbackRun:
             self._go_on(self._waiting)
 
     def notes(self) -> Notes:
-        """Return where the callbacks are and what they know."""
         at = self._at
         wants_stop = bool(self._model.stop_training and at.has_begun)
         fields = asdict(replace(at, wants_stop=wants_stop))
@@ -293,11 +278,9 @@ class CallbackRun:
         return notes
 
     def tensors(self) -> Tensors:
-        """Return the weights that callbacks keep."""
         return self._rounds.tensors()
 
     def load(self, tensors: Tensors) -> None:
-        """Keep the weights for ``restore``."""
         self._loaded = tensors
 
     def close(self) -> None:
@@ -355,7 +338,8 @@ class CallbackRun:
             last = at.batch - at.batch % self._execution + self._execution - 1
             if self._rounds.runs_any(sees_metrics) and not commit.has_ended_epoch:
                 self._hold_metrics(commit)
-            self._rounds.call_each("on_train_batch_end", last, self._batch_logs(commit))
+            logs = self._metrics(commit) if self._rounds.runs_any(needs_logs) else {}
+            self._rounds.call_each("on_train_batch_end", last, logs)
             if self._rounds.runs_any(ends_at_nan) and not np.isfinite(commit.cursor.sums).all():
                 self._rounds.call_at_nan(last, self._metrics(commit))
             yield
@@ -432,10 +416,6 @@ class CallbackRun:
         self._rounds.call("on_train_end", self._logs)
         self._at.has_ended = True
         yield
-
-    def _batch_logs(self, commit: Commit) -> Mapping[str, float]:
-        """Return the metrics of the epoch so far, if a callback looks at them."""
-        return self._metrics(commit) if self._rounds.runs_any(needs_logs) else {}
 
     def _epoch_logs(self, commit: Commit) -> dict[str, float]:
         logs = dict(commit.metrics) if commit.has_ended_epoch else self._metrics(commit)

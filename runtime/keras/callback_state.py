@@ -88,28 +88,23 @@ def sets_of(callback: Any) -> int:
 
     For Keras's own it is known.  In others each place in the code that reads weights counts.
     """
-    kinds = [
-        kind for kind in type(callback).__mro__ if kind.__module__.partition(".")[0] == "keras"
-    ]
-    if any(kind.__name__ == "EarlyStopping" for kind in kinds):
-        own = 1 if getattr(callback, "restore_best_weights", False) else 0
-    else:
-        own = 0
+    is_stopping = any(
+        kind.__name__ == "EarlyStopping" and kind.__module__.partition(".")[0] == "keras"
+        for kind in type(callback).__mro__
+    )
+    own = is_stopping and bool(getattr(callback, "restore_best_weights", False))
     return own + sum(
-        _reads(function.__code__)
+        name in _READS_WEIGHTS
         for kind in type(callback).__mro__
         if kind.__module__.partition(".")[0] not in {"keras", "builtins"}
         for function in vars(kind).values()
         if hasattr(function, "__code__")
+        for name in _names(function.__code__)
     )
 
 
-def _reads(code: Any) -> int:
-    """Count the instructions, also of inner functions, that read weights of a model."""
-    return sum(name in _READS_WEIGHTS for name in _names(code))
-
-
 def _names(code: Any) -> Iterator[str]:
+    """Yield the attributes that code reads, also in inner functions, once for each instruction."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in {"LOAD_METHOD", "LOAD_ATTR"}:
             yield str(instruction.argval)
@@ -390,7 +385,8 @@ def _unkept(kept: _Kept) -> Iterator[tuple[str, str]]:
             _encode_value(encoder, value)
         except NotPlain as reason:
             has_changed = kept.before.get(name) != f"{_OBJECT}{id(value)}"
-            if not _is_never_state(value) or (has_changed and _is_array(value)):
+            is_array = isinstance(value, np.ndarray) or is_tensor(value)
+            if not _is_never_state(value) or (has_changed and is_array):
                 yield name, str(reason)
 
 
@@ -402,10 +398,6 @@ def _is_never_state(value: Any) -> bool:
         return True
     roots = (kind.__module__.partition(".")[0] for kind in type(value).__mro__[:-1])
     return any(root in _NEVER_STATE for root in roots)
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or is_tensor(value)
 
 
 def _has_own_state(value: Any) -> bool:
@@ -493,12 +485,12 @@ def _is_refilled(now: Any, found: Any) -> bool:
     elif isinstance(now, (dict, OrderedDict, set)):
         now.clear()
         now.update(found)
-    elif isinstance(now, np.ndarray) and _has_place_for(now, found):
+    elif (
+        isinstance(now, np.ndarray)
+        and (now.shape, now.dtype) == (found.shape, found.dtype)
+        and now.flags.writeable
+    ):
         now[...] = found
     else:
         return False
     return True
-
-
-def _has_place_for(now: Array, found: Array) -> bool:
-    return now.shape == found.shape and now.dtype == found.dtype and now.flags.writeable

@@ -11,7 +11,7 @@ Its data are arrays and data that are read by number, or pipelines as feeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -225,7 +225,7 @@ def data_of(call: FitCall) -> FitData:
     """Return the data of ``call``; the last part of it validates if ``validation_split`` says so.
 
     Raises:
-        ProgramError: the arrays do not fit together.
+        ProgramError: the arrays do not fit together, or samples have weights of two kinds.
     """
     given = None if call.validation_data is None else validation_of(call)
     share = 0.0 if given is not None else call.validation_split
@@ -234,7 +234,11 @@ def data_of(call: FitCall) -> FitData:
     parts, held_out = _split((call.x, call.y, call.sample_weight), share)
     x, y, weights = parts
     if call.class_weight is not None:
-        weights = weights_of_classes(y, weights, call.class_weight)
+        if weights is not None:
+            raise ProgramError(
+                "fit() got class_weight and sample_weight: multiply them into one sample_weight"
+            )
+        weights = class_weights_of(y, call.class_weight)
     validation = given if held_out is None else _first_steps(ArrayData(*held_out), call)
     return FitData(ArrayData(x, y, weights), validation)
 
@@ -257,21 +261,6 @@ def _check_alone(call: FitCall, other: str) -> None:
     for name in ("y", "sample_weight"):
         if getattr(call, name) is not None:
             raise ProgramError(f"fit() got {name} beside {other} (x, y) or (x, y, sample_weight)")
-
-
-def weights_of_classes(y: Nest, weights: Nest, by_class: Mapping[int, float]) -> Any:
-    """Return the weight of each sample from that of its class, for one-hot targets too.
-
-    A class that is not named weighs 1.  Keras weighs the losses alike.
-
-    Raises:
-        ProgramError: there are weights already, or more than one array of targets.
-    """
-    if weights is not None:
-        raise ProgramError(
-            "fit() got class_weight and sample_weight: multiply them into one sample_weight"
-        )
-    return class_weights_of(y, by_class)
 
 
 def validation_of(call: FitCall) -> Data:

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from holdfast.runtime.data.tf_graph import bytes_of
 from holdfast.runtime.keras.callback_state import named
 from holdfast.runtime.keras.plain_values import INLINE_BYTES, Json
 
@@ -61,13 +62,13 @@ class HeldVariables:
         for name, variable in self._divided()[1].items():
             if not name.startswith(f"{_GRAPHS}/"):
                 kind, _, attribute = name.partition("/")[0].partition(".")
-                sizes[f"{kind.rpartition('-')[0]}.{attribute}"] += _bytes_of(variable)
+                sizes[f"{kind.rpartition('-')[0]}.{attribute}"] += bytes_of(variable)
         return [f"{name} ({size} bytes)" for name, size in sizes.items()]
 
     def unkept_of_graphs(self) -> list[str]:
         """Return the variables that a step reads and that are too large, each with its size."""
         return [
-            f"{name.removeprefix(f'{_GRAPHS}/')} ({_bytes_of(variable)} bytes)"
+            f"{name.removeprefix(f'{_GRAPHS}/')} ({bytes_of(variable)} bytes)"
             for name, variable in self._divided()[1].items()
             if name.startswith(f"{_GRAPHS}/")
         ]
@@ -78,7 +79,7 @@ class HeldVariables:
         rest: dict[str, Any] = {}
         room = MOST_BYTES
         for name, variable in self._found().items():
-            size = _bytes_of(variable)
+            size = bytes_of(variable)
             if size <= min(INLINE_BYTES, room):
                 kept[name] = variable
                 room -= size
@@ -109,7 +110,7 @@ class HeldVariables:
 def encoded(variables: Iterable[Any]) -> list[Json]:
     """Return the values of variables of Keras as JSON, None for one that is too large."""
     inner = [_inner(variable) for variable in variables]
-    return [_encode(found) if _bytes_of(found) <= INLINE_BYTES else None for found in inner]
+    return [_encode(found) if bytes_of(found) <= INLINE_BYTES else None for found in inner]
 
 
 def put_back(variables: Iterable[Any], values: Sequence[Json]) -> None:
@@ -162,10 +163,6 @@ def _read_by(graphs: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 def _inner(variable: Any) -> Any:
     """Return the variable of TensorFlow."""
     return variable if isinstance(variable, tf.Variable) else variable._value
-
-
-def _bytes_of(variable: Any) -> int:
-    return int(np.prod(variable.shape)) * int(variable.dtype.size)
 
 
 def _encode(variable: Any) -> list[Json]:

@@ -90,17 +90,19 @@ def advice_on_parts(
         raise
 
 
-def advice_on_few_samples(samples: int, microbatches: int, world: World) -> str | None:
-    """Return how many workers have nothing to do in a step of ``samples``, None if all have."""
-    if samples >= microbatches:
+def advice_on_few_samples(job: TrainingJob, config: WorkerConfig) -> str | None:
+    """Return how many workers have nothing to do in a step; None if all have, or it is unknown."""
+    if not isinstance(job.order, SampleOrder) or job.order.global_batch >= job.microbatches:
         return None
-    busy = len(set(assign(microbatches, world).owners[:samples]))
+    samples = job.order.global_batch
+    world = World(config.generation, config.workers, config.options.workers)
+    busy = len(set(assign(job.microbatches, world).owners[:samples]))
     idle = len(world.active) - busy
     if not idle:
         return None
     return (
-        f"batch_size {samples} in {microbatches} microbatches leaves {idle} of "
-        f"{len(world.active)} workers without a sample: take batches of {microbatches} or more"
+        f"batch_size {samples} in {job.microbatches} microbatches leaves {idle} of "
+        f"{len(world.active)} workers without a sample: take batches of {job.microbatches} or more"
     )
 
 
@@ -340,7 +342,7 @@ class _Training:
         self._steps = self._steps[0], job.validation_batches
         if job.stage.number == 1 and self._call.shown != SILENT:
             context.inform(_announcement(self._model, job, len(context.config.workers)))
-        few = self._few_samples(job, context)
+        few = advice_on_few_samples(job, context.config)
         if few is not None:
             context.inform(few)
         if job.work_plan.cuts_passes:
@@ -361,13 +363,6 @@ class _Training:
                 lambda: job.first_of_validation,
                 evaluates=job.validation is not None,
             )
-
-    def _few_samples(self, job: TrainingJob, context: WorkerContext) -> str | None:
-        if not isinstance(job.order, SampleOrder):
-            return None
-        config = context.config
-        world = World(config.generation, config.workers, config.options.workers)
-        return advice_on_few_samples(job.order.global_batch, job.microbatches, world)
 
     def _accompany(self, replica: Replica) -> CallbackHost:
         """Return the callback host of this training."""

@@ -202,13 +202,9 @@ def _kind_of(value: object) -> str:
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-def _float_json(value: float) -> Json:
-    return value if math.isfinite(value) else {"float": repr(value)}
-
-
 _ENCODERS: dict[type, Callable[[Encoder, Any], Json]] = {
     **dict.fromkeys((type(None), bool, int, str), lambda encoder, value: value),
-    float: lambda encoder, value: _float_json(value),
+    float: lambda encoder, value: value if math.isfinite(value) else {"float": repr(value)},
     list: lambda encoder, value: encoder.items(value),
     tuple: lambda encoder, value: {"tuple": encoder.items(value)},
     dict: lambda encoder, value: {"dict": encoder.pairs(value)},
@@ -229,7 +225,9 @@ _DECODERS: dict[str, Callable[[Decoder, Any], Any]] = {
     "dict": lambda decoder, found: dict(decoder.pairs(found)),
     "ordered": lambda decoder, found: OrderedDict(decoder.pairs(found)),
     "counter": lambda decoder, found: Counter(dict(decoder.pairs(found))),
-    "default": lambda decoder, found: defaultdict(_factory(found[0]), decoder.pairs(found[1])),
+    "default": lambda decoder, found: defaultdict(
+        _FACTORIES.get(found[0]), decoder.pairs(found[1])
+    ),
     "deque": lambda decoder, found: deque(decoder.items(found[1]), found[0]),
     "set": lambda decoder, found: set(decoder.items(found)),
     "frozenset": lambda decoder, found: frozenset(decoder.items(found)),
@@ -249,7 +247,3 @@ def _factory_of(value: defaultdict[Any, Any]) -> str | None:
     if _FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
         raise NotPlain("a defaultdict whose factory is a function")
     return str(getattr(factory, "__name__", ""))
-
-
-def _factory(name: str | None) -> Callable[[], Any] | None:
-    return None if name is None else _FACTORIES[name]

@@ -258,29 +258,21 @@ def leave_out_cluster(resolver_class: Any, tell: Callable[[str], None]) -> None:
 @contextlib.contextmanager
 def model_only(wanted: int = 1) -> Iterator[Refusal]:
     """Refuse each training of the script that runs meanwhile; number ``wanted`` ends it."""
-    when_imported("tensorflow", _take_nothing, without_log_lines)
+    when_imported("tensorflow", lambda: None, without_log_lines)
     when_imported("keras", _refuse_training)
     with training_refused(wanted) as refusal:
         try:
             yield refusal
         finally:
-            _give_back()
-
-
-def _take_nothing() -> None:
-    """Leave TensorFlow as it is."""
+            keras = sys.modules.get("keras")
+            if keras is not None and "fit" in vars(keras.Model):
+                del keras.Model.fit  # Keras's own is inherited
 
 
 def _refuse_training() -> None:
     from holdfast.runtime.keras import keras_fit
 
     keras_fit.take_over()
-
-
-def _give_back() -> None:
-    keras = sys.modules.get("keras")
-    if keras is not None and "fit" in vars(keras.Model):
-        del keras.Model.fit  # Keras's own is inherited
 
 
 def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:

@@ -421,8 +421,9 @@ def random_states() -> dict[str, Any]:
     if kind == "MT19937":  # a script may set another one
         key = [int(word) for word in inner["key"]]
         states["numpy"] = [key, int(inner["pos"]), int(legacy["has_gauss"]), float(legacy["gauss"])]
-    generator = _keras_generator()
-    if generator is not None:
+    keras = sys.modules.get(_KERAS_STATE)
+    generator = None if keras is None else keras.get_global_attribute(_KERAS_NAME)
+    if generator is not None:  # somebody has drawn from Keras's own
         states["keras"] = [int(word) for word in np.asarray(generator.state)]
     if _draws is not None and _draws.counts:
         states["script"] = _draws.counts
@@ -441,9 +442,3 @@ def go_on_from(states: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(words), gauss))
     if _draws is not None:
         _draws.go_on_from(states.get("script", {}))
-
-
-def _keras_generator() -> Any:
-    """Return Keras's own generator, None before anybody has drawn from it."""
-    state = sys.modules.get(_KERAS_STATE)
-    return None if state is None else state.get_global_attribute(_KERAS_NAME)

@@ -47,7 +47,9 @@ def prefer_users_modules(folder: Path) -> None:
     """Let the modules in ``folder`` be imported from now on, also if others have their names."""
     beside: list[str] = []
     with contextlib.suppress(OSError):
-        beside = [file.stem for file in folder.iterdir() if _is_module(file)]
+        for file in folder.iterdir():
+            if file.suffix == ".py" or (file / "__init__.py").is_file():
+                beside.append(file.stem)
     loaded = {name: getattr(module, "__file__", None) for name, module in [*sys.modules.items()]}
     names = hidden(beside, loaded, str(folder))
     for name in [name for name in loaded if name.partition(".")[0] in names]:
@@ -67,10 +69,6 @@ def hidden(beside: Sequence[str], loaded: Mapping[str, str | None], folder: str)
         and name not in fixed
         and not (loaded[name] or "").startswith(f"{folder}/")
     )
-
-
-def _is_module(file: Path) -> bool:
-    return file.suffix == ".py" or (file / "__init__.py").is_file()
 
 
 class OwnFiles:

@@ -45,7 +45,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.checkpoint.tensor import digest_of
 from holdfast.runtime.script.calls import exchange
@@ -93,16 +93,11 @@ _TAIL_BYTES = 4096
 """Bytes before a cut that must be what they were: another program may have written the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Length:
+class Length(NamedTuple):
     """The length of a growing file at an agreement, in bytes, and the digest of its last ones."""
 
     size: int
     tail: str
-
-    def as_json(self) -> list[Any]:
-        """Return the length for notes and messages."""
-        return [self.size, self.tail]
 
 
 @dataclass(slots=True)
@@ -350,18 +345,25 @@ def length_of(path: Path, size: int | None = None) -> Length:
         return Length(size, digest_of(file.read(min(size, _TAIL_BYTES)))[:16])
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Let a path have what is written beside it meanwhile, at once for all who read it."""
+    beside = path.with_name(f".{os.getpid()}-{path.name}")
+    yield beside
+    os.replace(beside, path)
+
+
 def put(staged: Path, path: Path) -> None:
-    """Let a path have the content of a staged file, at once for all who read it."""
+    """Let a path have the content of a staged file."""
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         shutil.copymode(path, staged)
-    try:
-        os.link(staged, beside)
-    except OSError:  # it is on another disk
-        shutil.copy(staged, beside)
-    os.replace(beside, path)
+    with replacing(path) as beside:
+        try:
+            os.link(staged, beside)
+        except OSError:  # it is on another disk
+            shutil.copy(staged, beside)
 
 
 def _exchange(file: Any, path: Path) -> None:

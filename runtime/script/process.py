@@ -48,7 +48,12 @@ class ScriptStores:
     def new_words(self, workers: int) -> Iterator[str]:
         """Say a line for each store that the script has opened, and not been told of."""
         written = [path for path, then in self._databases.items() if _changed_at(path) != then]
-        for store in [*written, *_open_runs()]:
+        runs = [
+            f"a run of {name}"
+            for name, ask in _OPEN_RUNS.items()
+            if name in sys.modules and ask(sys.modules[name]) is not None
+        ]
+        for store in [*written, *runs]:
             if store not in self._told:
                 self._told.add(store)
                 yield (
@@ -56,13 +61,6 @@ class ScriptStores:
                     "each launch: let one do so, with `if holdfast.is_first():`, and give an "
                     "entry a key that the run keeps, as of uuid.uuid4()"
                 )
-
-
-def _open_runs() -> Iterator[str]:
-    for name, ask in _OPEN_RUNS.items():
-        module = sys.modules.get(name)
-        if module is not None and ask(module) is not None:
-            yield f"a run of {name}"
 
 
 def _changed_at(path: str) -> int:

@@ -30,7 +30,6 @@ begun after the restored checkpoint are known, and removed.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import os
@@ -42,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.script.calls import stand_in
-from holdfast.runtime.script.overlay import Length, Overlay, length_of, own_work
+from holdfast.runtime.script.overlay import Length, Overlay, length_of, own_work, replacing
 from holdfast.runtime.script.process import ScriptProcess
 from holdfast.runtime.script.writes import SharedWrites
 
@@ -101,9 +100,8 @@ class KeptLoads:
             return
         for copy in (copy for copy in copies if not copy.exists()):  # another worker has made it
             copy.parent.mkdir(exist_ok=True)
-            beside = copy.with_name(f".{copy.name}.{os.getpid()}")
-            shutil.copyfile(absolute, beside)
-            os.replace(beside, copy)
+            with replacing(copy) as beside:
+                shutil.copyfile(absolute, beside)
 
 
 class FirstSaves:
@@ -122,9 +120,11 @@ class FirstSaves:
         self.hooks: Overlay | None = None
         """The files of the hooks that run now, None outside of hooks."""
 
-    def save(self, real: Callable[..., Any], model: Any, path: Any, *more: Any, **by: Any) -> Any:
+    def save(
+        self, real: Callable[..., Any], model: Any, filepath: Any, *more: Any, **by: Any
+    ) -> Any:
         """Save a model or its weights with Keras's function ``real``."""
-        absolute = os.path.abspath(os.fspath(path))
+        absolute = os.path.abspath(os.fspath(filepath))
         with own_work() if self.hooks is not None else contextlib.nullcontext():
             self._process.wrote(absolute)
         if self.hooks is not None:
@@ -132,19 +132,17 @@ class FirstSaves:
             def save(to: Any) -> Any:
                 return self._writes.alone(lambda: real(model, to, *more, **by))
 
-            return self._save_in_hook(save, model, path)
+            return self._save_in_hook(save, model, filepath)
 
         def write() -> Any:
             if not self._writes.is_forked:
                 self._kept.before_write(absolute)
-                return real(model, path, *more, **by)
-            # Those of other workers may read the same file at any time.
-            beside = Path(absolute).with_name(f".{os.getpid()}-{Path(absolute).name}")
-            real(model, beside, *more, **by)
-            return os.replace(beside, absolute)
+                return real(model, filepath, *more, **by)
+            with replacing(Path(absolute)) as beside:  # those of other workers may read it
+                return real(model, beside, *more, **by)
 
         if self._writes.is_forked and not absolute.endswith((".keras", ".h5")):
-            return real(model, path, *more, **by)
+            return real(model, filepath, *more, **by)
         return self._writes.once(absolute, write)
 
     def path_to_load(self, path: Any) -> Any:
@@ -217,32 +215,25 @@ def install(saves: FirstSaves) -> None:
     import keras
     from keras.src.saving import saving_api
 
-    def saving(real: Any) -> Any:
-        def save(model: Any, filepath: Any, *more: Any, **by: Any) -> Any:
-            return saves.save(real, model, filepath, *more, **by)
+    def load_model(plain: Any, filepath: Any, *more: Any, **by: Any) -> Any:
+        return plain(saves.path_to_load(filepath), *more, **by)
 
-        return save
+    def load_weights(plain: Any, model: Any, filepath: Any, *more: Any, **by: Any) -> Any:
+        return plain(model, saves.path_to_load(filepath), *more, **by)
 
-    def load_model(filepath: Any, *more: Any, **by: Any) -> Any:
-        return real_load_model(saves.path_to_load(filepath), *more, **by)
-
-    def load_weights(model: Any, filepath: Any, *more: Any, **by: Any) -> Any:
-        return real_load_weights(model, saves.path_to_load(filepath), *more, **by)
-
-    real_load_model, real_load_weights = saving_api.load_model, saving_api.load_weights
-    exchanged = {
-        "save_model": saving(saving_api.save_model),
-        "save_weights": saving(saving_api.save_weights),
+    rules: dict[str, Callable[..., Any]] = {
+        "save_model": saves.save,
+        "save_weights": saves.save,
         "load_model": load_model,
         "load_weights": load_weights,
     }
-    for name, function in exchanged.items():
+    for name, rule in rules.items():
         real = getattr(saving_api, name)
-        functools.update_wrapper(function, real)
-        for module in (saving_api, keras.saving, keras.models):
+        stand_in(saving_api, name, rule)
+        for module in (keras.saving, keras.models):
             if getattr(module, name, None) is real:
-                setattr(module, name, function)
-    keras.Model.export = functools.wraps(keras.Model.export)(saving(keras.Model.export))
+                setattr(module, name, getattr(saving_api, name))
+    stand_in(keras.Model, "export", saves.save)
 
 
 def _values(model: Any) -> list[tuple[Any, Any]]:

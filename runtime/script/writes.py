@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.run.script_record import ScriptRecord
-from holdfast.runtime.script.calls import CallingScript, is_in_training
+from holdfast.runtime.script.calls import CallingScript, is_in_training, stand_in
 from holdfast.runtime.script.overlay import NUMBERS, Opened, is_regular, own_work, put
 
 
@@ -167,11 +167,8 @@ class ScriptFiles:
 
     def share_hdf5(self, module: Any) -> None:
         """Let HDF5 files of the script be written as others are."""
-        kind, plain_open, plain_close = module.File, module.File.__init__, module.File.close
-        kind.__init__ = functools.wraps(plain_open)(
-            lambda file, *given, **by: self._open_hdf5(plain_open, file, *given, **by)
-        )
-        kind.close = functools.wraps(plain_close)(lambda file: self._close_hdf5(plain_close, file))
+        stand_in(module.File, "__init__", self._open_hdf5)
+        stand_in(module.File, "close", self._close_hdf5)
 
     def begin_training(self) -> list[Opened]:
         """Return the files that the script holds open; what it has written is where it belongs."""
@@ -459,8 +456,9 @@ class SharedFolders:
                 plain(path, mode)
                 self._record.reach(f"made {where}", self._script.moment)
             except FileExistsError:
-                if not self._is_of_job(where):
-                    raise
+                found = os.stat(where)
+                if not stat.S_ISDIR(found.st_mode) or found.st_ctime < self._since:
+                    raise  # no worker's script has made the folder since the job began
         self._made_here.add(where)
 
     def _mkdtemp(self, plain: Callable[..., str], *arguments: Any, **by: Any) -> str:
@@ -499,11 +497,6 @@ class SharedFolders:
                 hear(where)
             self._record.first(f"removed {where}", 1)
             self._writes.take_away(where, lambda: plain(path, *arguments, **by))
-
-    def _is_of_job(self, where: str) -> bool:
-        """Return whether a worker's script has made the folder since the job began."""
-        found = os.stat(where)
-        return stat.S_ISDIR(found.st_mode) and found.st_ctime >= self._since
 
     def _is_ours(self, where: str) -> bool:
         resolved = Path(where).resolve()

@@ -105,27 +105,25 @@ def test_guard_whose_lack_nobody_notices_is_a_failure_of_the_campaign() -> None:
     assert "nobody has noticed" in said
 
 
-def test_call_of_any_thread_fails_by_its_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strike", "seen"),
+    [
+        ("5", "['begun', 'a', 'b'] 0 True\n"),
+        ("KILL", "['begun', 'a'] -9 False\n"),
+    ],
+    ids=["fails", "killed"],
+)
+def test_call_of_any_thread_is_struck_by_its_number_and_words_before_are_heard(
+    tmp_path: Path, strike: str, seen: str
+) -> None:
     said = victim(
         tmp_path,
-        "second = lambda call: 5 if (call.name, call.number) == ('mkdir', 2) else PASS\n"
+        f"second = lambda call: {strike} if (call.name, call.number) == ('mkdir', 2) else PASS\n"
         "ended = run_victim(work, FOLDER, second)\n"
-        "print(ended.said, 'Input/output error' in ended.errors)",
+        "print(ended.said, ended.code, 'Input/output error' in ended.errors)",
     )
 
-    assert said == "['begun', 'a', 'b'] True\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-def test_killed_victim_has_not_made_the_call_and_its_words_are_heard(tmp_path: Path) -> None:
-    said = victim(
-        tmp_path,
-        "second = lambda call: KILL if (call.name, call.number) == ('mkdir', 2) else PASS\n"
-        "ended = run_victim(work, FOLDER, second)\n"
-        "print(ended.said, ended.code)",
-    )
-
-    assert said == "['begun', 'a'] -9\n"
+    assert said == seen
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 

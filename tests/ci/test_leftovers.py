@@ -28,7 +28,7 @@ def run(folder: Path, body: str) -> tuple[str, list[str]]:
     environment = {**os.environ, run_record.VARIABLE: str(folder / "record")}
     environment.pop("PYTEST_XDIST_WORKER", None)  # it is a run of its own
     line = [sys.executable, "-m", "pytest", "-p", "leftovers", "-p", "run_record", "-p"]
-    line += ["no:cacheprovider", "--rootdir", str(folder), "-q", "-rfE", str(module)]
+    line += ["no:cacheprovider", "--rootdir", str(folder), "-q", "-rN", str(module)]
     line += ["--basetemp", str(folder / "basetemp"), "-o", "markers=process: starts some"]
     done = subprocess.run(
         line,

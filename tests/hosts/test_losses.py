@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from cluster import NETWORK, Cluster
 from extended import extended, shortened
-from host_jobs import HostJob, HostJobRun, Loss
+from host_jobs import HostJob, Loss
 from host_keeper import port_of
 from workload import LONG, Undisturbed, request_of
 
 from holdfast.runtime.options.option import read_hosts
+from holdfast.testing import JobRun
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
 
@@ -71,15 +72,15 @@ def _lines(path: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def _assert_whole(job: HostJobRun, sha256: str) -> None:
+def _assert_whole(job: JobRun, sha256: str) -> None:
     assert job.exit_code == 0, job.stderr
     assert job.sha256 == sha256, job.stderr
     assert all(epoch.exact for epoch in job.report.epochs)
     assert "Traceback" not in job.stderr
-    assert not any(job.leftovers.values()), job.leftovers
+    assert job.leftovers == ()
 
 
-def _lost(job: HostJobRun) -> list[int]:
+def _lost(job: JobRun) -> list[int]:
     return sorted({failure.worker for failure in job.report.failures})
 
 

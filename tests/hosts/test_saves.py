@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 from extended import extended
-from host_jobs import HostJob, HostJobRun, Loss
+from host_jobs import HostJob, Loss
 from workload import LONG, Undisturbed, request_of
 
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.testing import JobRequest
+from holdfast.testing import JobRequest, JobRun
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
 
@@ -92,14 +92,14 @@ def test_order_to_stop_keeps_its_save_where_output_is_above_the_speed_of_the_lin
     assert job.exit_code == 75, job.stderr
     assert f"stopped at step {stopped['step']} with a checkpoint" in job.stderr
     assert _verified(tmp_path)[0] == stopped["step"]
-    assert not any(job.leftovers.values()), job.leftovers
+    assert job.leftovers == ()
 
 
-def _assert_whole(folder: Path, job: HostJobRun, sha256: str) -> None:
+def _assert_whole(folder: Path, job: JobRun, sha256: str) -> None:
     assert job.exit_code == 0, job.stderr
     assert job.sha256 == sha256, job.stderr
     assert all(epoch.exact for epoch in job.report.epochs)
-    assert not any(job.leftovers.values()), job.leftovers
+    assert job.leftovers == ()
     assert _verified(folder)[0] == _WORKLOAD.steps
     assert not job.events("checkpoint_failed")
     assert not job.events("prune_failed")

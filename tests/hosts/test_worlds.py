@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, why_not
 from extended import extended, shortened
-from host_jobs import HostJob, HostJobRun
+from host_jobs import HostJob
 from secure_shell import start_ssh
 from secure_shell import why_not as no_ssh
 from workload import EVEN, Undisturbed, Workload, request_of
 
 from holdfast.runtime.options.option import read_hosts
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.testing import JobRequest, run_job, start_job
+from holdfast.testing import JobRequest, JobRun, run_job, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
 
@@ -26,19 +26,19 @@ _PATIENT = ("--heartbeat-timeout", "20")
 
 def _train(
     cluster: Cluster, folder: Path, workload: Workload, hosts: str, rsh: str | None = None
-) -> HostJobRun:
+) -> JobRun:
     workers = sum(slots.slots for slots in read_hosts(hosts))
     request = request_of(workload, folder / "run", workers=workers, options=_PATIENT)
     with HostJob(cluster, request, hosts, rsh=rsh) as job:
         return job.wait()
 
 
-def _assert_whole(job: HostJobRun, sha256: str) -> None:
+def _assert_whole(job: JobRun, sha256: str) -> None:
     assert job.exit_code == 0, job.stderr
     assert job.sha256 == sha256, job.stderr
     assert all(epoch.exact for epoch in job.report.epochs)
     assert not job.report.failures
-    assert not any(job.leftovers.values()), job.leftovers
+    assert job.leftovers == ()
 
 
 @pytest.mark.parametrize(

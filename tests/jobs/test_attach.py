@@ -27,25 +27,15 @@ _MOST_TRIES = 400
 
 @dataclass(frozen=True, kw_only=True)
 class Attachment(JobRequest):
-    """One ``holdfast attach``."""
-
-    def command(self) -> list[str]:
-        """Return the command line."""
-        main = "from holdfast.runtime.commands.main import main; main()"
-        return [*program_command(main, "attach"), str(self.run_dir)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreparedAttachment(Attachment):
     """One ``holdfast attach`` that executes ``preparation`` first."""
 
-    preparation: str
+    script: Path | str = ""
+    preparation: str = ""
 
     def command(self) -> list[str]:
         """Return the command line."""
-        command = Attachment.command(self)
-        command[2] = self.preparation + command[2]
-        return command
+        main = f"{self.preparation}from holdfast.runtime.commands.main import main; main()"
+        return [*program_command(main, "attach"), str(self.run_dir)]
 
 
 def gated(folder: Path, gate: int = GATE) -> JobRequest:
@@ -65,7 +55,7 @@ def orphan(tmp_path: Path) -> Iterator[RunningJob]:
 
 def _attach(run_dir: Path, gate: int | None = GATE) -> JobRun:
     """Attach to a job, and let it go on then, if there is one."""
-    with start_job(Attachment(script="", run_dir=run_dir)) as job:
+    with start_job(Attachment(run_dir=run_dir)) as job:
         return _let_go(job, run_dir.with_name(str(gate))) if gate else job.wait()
 
 
@@ -150,9 +140,7 @@ def test_job_is_attached_to_without_standard_streams(
     """
     close_all = "import os\nfor fd in (0, 1, 2): os.close(fd)\n"
 
-    with start_job(
-        PreparedAttachment(script="", run_dir=tmp_path / "run", preparation=close_all)
-    ) as job:
+    with start_job(Attachment(run_dir=tmp_path / "run", preparation=close_all)) as job:
         attached = _let_go(job, tmp_path / str(GATE))
 
     assert_whole(attached, LONG, undisturbed(LONG))
@@ -164,7 +152,7 @@ def test_relaunch_after_a_takeover_stands_where_the_job_was_started(
     tmp_path: Path, undisturbed: Undisturbed, orphan: RunningJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir("/")
-    with start_job(Attachment(script="", run_dir=tmp_path / "run")) as successor:
+    with start_job(Attachment(run_dir=tmp_path / "run")) as successor:
         successor.wait_for("taken_over")
         place = os.readlink(f"/proc/{_agent(orphan)}/cwd")
         orphan.signal(signal.SIGKILL, "holdfast-agent")

@@ -7,8 +7,8 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -108,26 +108,29 @@ class AgentHarness:
 
     def wait_for(self, kind: str, **expected: Any) -> Message:
         """Return the first event of ``kind`` with these fields, waiting for it."""
-        deadline = time.monotonic() + BOUND_S
-        seen = 0
-        while True:
-            for event in self.events[seen:]:
-                seen += 1
-                if event["kind"] == kind and expected.items() <= event.items():
-                    return event
-            self._read_more(deadline, f"{kind} {expected}")
+
+        def is_it(event: Message) -> bool:
+            return bool(event["kind"] == kind) and expected.items() <= event.items()
+
+        return self._first(is_it, f"{kind} {expected}")
 
     def wait_for_report(self, worker: int, kind: str) -> Message:
         """Return what ``worker`` said in its report of ``kind``."""
-        deadline = time.monotonic() + BOUND_S
-        seen = 0
+
+        def is_it(event: Message) -> bool:
+            is_its = event["kind"] == "worker_report" and event["worker"] == worker
+            return is_its and bool(event["report"]["kind"] == kind)
+
+        return dict(self._first(is_it, f"report {kind} of worker {worker}")["report"])
+
+    def _first(self, is_it: Callable[[Message], bool], awaited: str) -> Message:
+        deadline, seen = time.monotonic() + BOUND_S, 0
         while True:
             for event in self.events[seen:]:
                 seen += 1
-                is_its = event["kind"] == "worker_report" and event["worker"] == worker
-                if is_its and event["report"]["kind"] == kind:
-                    return dict(event["report"])
-            self._read_more(deadline, f"report {kind} of worker {worker}")
+                if is_it(event):
+                    return event
+            self._read_more(deadline, awaited)
 
     def kinds(self, worker: int) -> list[str]:
         """Return what happened to a worker, in order."""
@@ -195,19 +198,11 @@ class AgentHarness:
         assert not self.channel.is_closed, f"the agent closed, no {awaited}; so far:\n{story}"
 
 
-@contextmanager
 def agent_running(
-    directory: Path,
-    *options: str,
-    entry: str = "tiny_worker:main",
-    environment: Mapping[str, str] = MappingProxyType({}),
-) -> Iterator[AgentHarness]:
+    directory: Path, *options: str, **terms: Any
+) -> AbstractContextManager[AgentHarness]:
     """Run an agent; end it and all started processes, also after a failed test."""
-    harness = AgentHarness(directory, *options, entry=entry, environment=environment)
-    try:
-        yield harness
-    finally:
-        harness.close()
+    return closing(AgentHarness(directory, *options, **terms))
 
 
 def assert_ended(*pids: int) -> None:

@@ -98,26 +98,3 @@ def test_figures_are_those_of_plain_keras(plain: Told, ours: Told) -> None:
         assert ours["LOSS"][how] == {
             name: pytest.approx(values, rel=1e-5) for name, values in plain["LOSS"][how].items()
         }
-
-
-@pytest.mark.extended  # half a minute; the table has the hooks of a dataset
-def test_dataset_that_depends_on_more_than_numbers_is_the_same_through_deaths(
-    tmp_path: Path,
-) -> None:
-    """The reader dies within an epoch, and then the other worker, behind a checkpoint in it."""
-    script = SCRIPTS / "from_hard.py"
-    job = run_job(
-        script,
-        run_dir=tmp_path,
-        workers=2,
-        options=(*OPTIONS, "--save-every", "6"),
-        faults=("kill worker=0 step=8", "kill worker=1 step=14"),
-    )
-
-    assert job.exit_code == 0, job.stderr
-    losses, wanted = (
-        json.loads(next(line for line in text.splitlines() if line.startswith("FOUND"))[6:])
-        for text in (job.stdout, in_plain_python(script))
-    )
-    assert losses == pytest.approx(wanted, rel=1e-5)
-    assert len(job.report.relaunches) == 1

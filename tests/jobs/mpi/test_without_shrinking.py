@@ -24,15 +24,13 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 
 OTHERS = sorted(Path(os.environ.get("HOLDFAST_OTHER_MPIS", "/nonexistent")).glob("*/bin/mpiexec"))
 HYDRAS = [path for path in OTHERS if path.with_name("mpiexec.hydra").exists()]
-other_mpi = pytest.mark.parametrize(
-    "mpiexec",
-    OTHERS or [pytest.param(None, marks=pytest.mark.skip("HOLDFAST_OTHER_MPIS names none"))],
-    ids=lambda path: path.parts[-3] if path else "none",
-)
-hydra = pytest.mark.parametrize(
-    "mpiexec",
-    HYDRAS or [pytest.param(None, marks=pytest.mark.skip("HOLDFAST_OTHER_MPIS names none"))],
-    ids=lambda path: path.parts[-3] if path else "none",
+other_mpi, hydra = (
+    pytest.mark.parametrize(
+        "mpiexec",
+        found or [pytest.param(None, marks=pytest.mark.skip("HOLDFAST_OTHER_MPIS names none"))],
+        ids=lambda path: path.parts[-3] if path else "none",
+    )
+    for found in (OTHERS, HYDRAS)
 )
 
 

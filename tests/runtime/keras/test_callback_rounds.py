@@ -76,26 +76,15 @@ def test_tensor_that_a_hook_has_replaced_is_compared_by_its_bytes(tmp_path: Path
     assert len({untouched, zeros, fives}) == 3
 
 
-def test_change_before_the_round_is_no_effect_of_it(tmp_path: Path) -> None:
-    here, other = (worker(tmp_path, of_script(on_epoch_end=counts)) for _ in range(2))
-    for one in (here, other):
-        one.rounds.begin()
-        one.rounds.agreed(b"{}")
-    here.replica.tensors = {"w": np.ones(2, np.float32)}
-
-    for one in (here, other):
-        one.rounds.call("on_epoch_end", 0, {})
-
-    assert here.rounds.effects() == other.rounds.effects()
-
-
-def test_hook_that_no_callback_has_begins_no_round(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begins", [False, True], ids=["before", "by a hook that nobody has"])
+def test_change_before_the_round_is_no_effect_of_it(tmp_path: Path, *, begins: bool) -> None:
     """Else an epoch's updates would count as effects, and all weights be digested."""
     here, other = (worker(tmp_path, of_script(on_epoch_end=counts)) for _ in range(2))
     for one in (here, other):
         one.rounds.begin()
         one.rounds.agreed(b"{}")
-        one.rounds.call("on_epoch_begin", 0, {})
+        if begins:
+            one.rounds.call("on_epoch_begin", 0, {})
     here.replica.tensors = {"w": np.ones(2, np.float32)}
 
     for one in (here, other):

@@ -19,7 +19,6 @@ from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.keras.callback_state import (
     MOST_KEPT,
     CallbackStates,
-    WeightPlaces,
     reached_from,
     sets_of,
 )
@@ -385,42 +384,6 @@ def test_large_state_of_a_dataset_that_is_lost_is_refused(*, in_place: bool, siz
     other = CallbackStates([Hard(np.zeros(size))], most=MOST_KEPT)
     with pytest.raises(ProgramError, match=r"^Hard\.hard, which the dataset holds or reads"):
         other.restore(notes, {})
-
-
-KERNEL, BIAS = np.ones((2, 3), np.float32), np.ones(3, np.float32)
-SMALL = (KERNEL, BIAS)
-
-
-def layout(places: WeightPlaces) -> list[tuple[str, Any, Any]]:
-    return [(name, array.shape, array.dtype) for name, array in places.tensors().items()]
-
-
-@pytest.mark.parametrize(
-    "array",
-    [np.ones((3, 2), np.float32), np.ones(3, np.float64), np.ones((), np.float32)],
-    ids=["shape", "dtype", "scalar"],
-)
-def test_array_of_another_kind_finds_no_place(array: Any) -> None:
-    places = WeightPlaces(1, SMALL)
-
-    assert places.keep(array) is None
-    assert not any(found.any() for found in places.tensors().values())
-
-
-@given(st.lists(st.sampled_from([KERNEL, BIAS, np.ones(4), None]), max_size=12))
-def test_layout_never_changes_and_no_place_is_given_twice(arrays: list[Any]) -> None:
-    places = WeightPlaces(2, SMALL)
-    before = layout(places)
-    numbers: list[int] = []
-    for array in arrays:
-        if array is None:
-            places.empty()
-            numbers = []
-        elif (number := places.keep(array)) is not None:
-            numbers.append(number)
-
-    assert layout(places) == before
-    assert len(set(numbers)) == len(numbers)
 
 
 class OfKeras(Callback):

@@ -15,7 +15,7 @@ from holdfast.runtime.data.feed import Feed, Pipelines
 from holdfast.runtime.data.samples import ArrayData
 from holdfast.runtime.data.source import generator_source
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.keras.fit_call import FitCall, FitData, data_of, weights_of_classes
+from holdfast.runtime.keras.fit_call import FitCall, FitData, data_of
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
 
@@ -80,7 +80,7 @@ def test_class_weight_weighs_each_sample_by_its_class(targets: Any) -> None:
 )
 def test_class_weight_that_is_not_clear_is_refused(y: Any, weights: Any, said: str) -> None:
     with pytest.raises(ProgramError, match=said):
-        weights_of_classes(y, weights, {0: 1.0})
+        data_of(FitCall(X, y, sample_weight=weights, class_weight={0: 1.0}))
 
 
 @pytest.mark.parametrize("share", [0.96, 1.0])
@@ -107,10 +107,9 @@ def test_batches_are_those_of_keras(
     assert (call.global_batch(samples), call.validation_batch(samples)) == (batch, validation_batch)
 
 
-def test_epochs_begin_with_the_initial_one() -> None:
-    assert FitCall(X, epochs=5, initial_epoch=2).epochs_to_train == 3
-    assert FitCall(X, epochs=2, initial_epoch=2).epochs_to_train == 0
-    assert FitCall(X, epochs=2, initial_epoch=3).epochs_to_train == 0
+@pytest.mark.parametrize(("epochs", "initial", "left"), [(5, 2, 3), (2, 2, 0), (2, 3, 0)])
+def test_epochs_begin_with_the_initial_one(epochs: int, initial: int, left: int) -> None:
+    assert FitCall(X, epochs=epochs, initial_epoch=initial).epochs_to_train == left
 
 
 @pytest.mark.parametrize(("freq", "validated"), [(1, 1), (3, 3), ([4, 2], (2, 4))])
@@ -219,50 +218,35 @@ def notes_after(*steps: int, values: tuple[int, ...] = (1, 2, 3)) -> Any:
     return json.loads(json.dumps(Pipelines(source).notes()))
 
 
-def test_notes_hold_the_mark_of_the_last_batch() -> None:
-    source = feed(1, 2)
+def test_notes_hold_the_mark_of_the_last_batch_of_what_is_read_in_order() -> None:
+    source, numbered = feed(1, 2), data_of(FitCall(X, Y, validation_split=0.25))
+    assert Pipelines(source).notes() == {}
+    assert Pipelines(numbered.training, numbered.validation).notes() == {}
+
     read(source, 0, 1)
 
-    notes = Pipelines(source).notes()
-
     assert source.mark is not None
-    assert notes == {"pipeline": [0, 1, source.mark.chain, 1, source.mark.last]}
+    mark = [0, 1, source.mark.chain, 1, source.mark.last]
+    assert Pipelines(source).notes() == {"pipeline": mark}
 
 
-def test_pipeline_that_nobody_has_read_has_no_mark() -> None:
-    assert Pipelines(feed(1)).notes() == {}
-
-
-def test_samples_that_are_read_by_number_have_no_notes() -> None:
-    data = data_of(FitCall(X, Y, validation_split=0.25))
-
-    assert Pipelines(data.training, data.validation).notes() == {}
-
-
-def test_launch_that_reads_the_same_again_goes_on() -> None:
-    source = feed(1, 2, 3)
-
-    Pipelines(source).resume(notes_after(0, 1))
-
-    assert read(source, 2) == [3.0]
-
-
-def test_launch_that_reads_something_else_is_refused_at_the_batch_of_the_mark() -> None:
-    source = feed(1, 9, 3)
-
-    Pipelines(source).resume(notes_after(0, 1))
-
-    with pytest.raises(ProgramError, match="other samples when it was read again, at or before "):
-        read(source, 2)
-
-
-def test_pass_that_was_not_read_from_its_beginning_proves_its_last_batch_only() -> None:
-    source, notes = feed(7, 2, 3), notes_after(0, 1)
-    notes["pipeline"][3] = 0
-
+@pytest.mark.parametrize(
+    ("values", "is_whole", "is_refused"),
+    [((1, 2, 3), 1, False), ((1, 9, 3), 1, True), ((7, 2, 3), 0, False)],
+    ids=["the same", "another batch", "only the last batch is proved"],
+)
+def test_launch_goes_on_if_it_reads_the_same_again_up_to_the_mark(
+    values: tuple[int, ...], is_whole: int, *, is_refused: bool
+) -> None:
+    source, notes = feed(*values), notes_after(0, 1)
+    notes["pipeline"][3] = is_whole
     Pipelines(source).resume(notes)
 
-    assert read(source, 2) == [3.0]
+    if is_refused:
+        with pytest.raises(ProgramError, match="other samples when it was read again, at or befor"):
+            read(source, 2)
+    else:
+        assert read(source, 2) == [3.0]
 
 
 @pytest.mark.parametrize("notes", [None, {}, {"pipeline": None}], ids=str)
@@ -324,20 +308,13 @@ def test_arguments_that_do_not_go_with_a_pipeline_are_refused(
 
 
 @pytest.mark.tensorflow
-def test_generator_that_ends_may_be_read_once() -> None:
-    data: Any = supply(FitCall(batches(), epochs=4, initial_epoch=3))
-
-    assert data.training.steps == 3
-    assert data.validation is None
-
-
-@pytest.mark.tensorflow
 def test_steps_are_the_batches_that_are_taken_of_a_generator() -> None:
-    data: Any = supply(
-        FitCall(batches(9), epochs=2, steps_per_epoch=4, **_validated(batches(9), 2))
-    )
+    once: Any = supply(FitCall(batches(), epochs=4, initial_epoch=3))
+    given = _validated(batches(9), 2)
+    asked: Any = supply(FitCall(batches(9), epochs=2, steps_per_epoch=4, **given))
 
-    assert (data.training.steps, data.validation.steps) == (4, 2)
+    assert (once.training.steps, once.validation) == (3, None)
+    assert (asked.training.steps, asked.validation.steps) == (4, 2)
 
 
 def _validated(pipeline: Any, steps: int) -> dict[str, Any]:
@@ -442,10 +419,4 @@ def test_generators_of_a_fit_that_is_over_go_on_after_all_that_was_read() -> Non
 
     assert next(training)[0][0, 0] == 4
     assert next(validation)[0][0, 0] == 4  # each validation has read two batches again
-
-
-@pytest.mark.tensorflow
-def test_arrays_have_nothing_to_leave() -> None:
-    from holdfast.runtime.keras.fit_call import leave_pipelines
-
     leave_pipelines(supply(FitCall(COLUMN, PARITY, validation_data=(COLUMN, PARITY))), 4, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -21,10 +22,17 @@ from configs import worker_config
 from keras.src.datasets import mnist
 from keras.src.utils import file_utils
 
-from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import ProgramError, UsageError
+from holdfast.runtime.keras import keras_fit
 from holdfast.runtime.keras.fit_call import FitCall
-from holdfast.runtime.keras.keras_fit import advice_on_few_samples, advice_on_parts, take_turns
+from holdfast.runtime.keras.keras_fit import (
+    ScaledRate,
+    _announcement,
+    _cut_in_words,
+    advice_on_few_samples,
+    advice_on_parts,
+    take_turns,
+)
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.training_job import RateScale, Stage, TrainingJob, describe_job
 
@@ -38,8 +46,6 @@ Training = Callable[..., Any]
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     """Return the training of a call in a job with these options."""
-    pytest.importorskip("keras")
-    from holdfast.runtime.keras import keras_fit
 
     def make(call: FitCall, **options: Any) -> Any:
         context = SimpleNamespace(config=worker_config(**options), notify=lambda text: None)
@@ -119,8 +125,6 @@ def test_epochs_are_told_by_the_stream_that_the_script_has_put_in_place(
 def test_backend_that_the_script_has_chosen_too_late_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from holdfast.runtime.keras import keras_fit
-
     monkeypatch.setenv("KERAS_BACKEND", "torch")
 
     with pytest.raises(ProgramError, match="Keras uses the backend 'torch'"):
@@ -154,7 +158,6 @@ def test_batches_of_a_pipeline_cannot_be_made_larger_from_outside(training: Trai
 def test_steps_that_are_not_finite_are_taken_if_a_callback_waits_for_them(
     training: Training, kind: str, wraps: Callable[[list[Any]], Any]
 ) -> None:
-    keras = pytest.importorskip("keras")
     callbacks = wraps([getattr(keras.callbacks, kind)()])
 
     asked = training(FitCall(X, X, callbacks=callbacks))._request()
@@ -162,23 +165,13 @@ def test_steps_that_are_not_finite_are_taken_if_a_callback_waits_for_them(
     assert asked.takes_nan is (kind == "TerminateOnNaN")
 
 
-@pytest.mark.parametrize(
-    ("microbatches", "workers", "words"),
-    [
-        (1, 1, "training 'digits' on 1 worker: batch 4, "),
-        (2, 3, "training 'digits' on 3 workers: batch 4, "),
-    ],
-)
-def test_training_is_announced_in_one_line(
-    training: Training, microbatches: int, workers: int, words: str
-) -> None:
-    from holdfast.runtime.keras.keras_fit import _announcement
-
-    made = training(FitCall(X, X, 4), microbatches=microbatches)
+@pytest.mark.parametrize(("workers", "words"), [(1, "1 worker"), (3, "3 workers")])
+def test_training_is_announced_in_one_line(training: Training, workers: int, words: str) -> None:
+    made = training(FitCall(X, X, 4))
 
     line = _announcement(made._model, job_of(made), workers)
 
-    assert line == f"{words}3 steps an epoch"
+    assert line == f"training 'digits' on {words}: batch 4, 3 steps an epoch"
 
 
 @pytest.mark.parametrize(
@@ -192,8 +185,6 @@ def test_training_is_announced_in_one_line(
 def test_epochs_that_are_less_than_a_pass_are_explained(
     training: Training, samples: int, rest: str
 ) -> None:
-    from holdfast.runtime.keras.keras_fit import _cut_in_words
-
     job = job_of(training(FitCall(X[:samples], X[:samples], 2, steps_per_epoch=2)))
 
     words = _cut_in_words(job)
@@ -201,12 +192,6 @@ def test_epochs_that_are_less_than_a_pass_are_explained(
     begin = f"a pass over the data has {samples // 2} steps, and an epoch 2: "
     assert words.startswith(begin + rest)
     assert job.work_plan.cuts_passes
-
-
-def test_nobody_counts_the_samples_of_a_pipeline(training: Training) -> None:
-    made = training(FitCall(pipeline()), workers=(0, 1, 2, 3), microbatches=4)
-
-    assert made._few_samples(job_of(made), made._stages.context) is None
 
 
 def test_training_that_fails_gives_the_optimizer_and_private_files_back(training: Training) -> None:
@@ -233,7 +218,6 @@ FACTORS = [1.0, 2.0, 3.0, 4.0, 5.0, 5.0]
 
 def moved(optimizer: Any, updates: int) -> list[float]:
     """Return how far each update with a gradient of 1 has moved a variable."""
-    import keras
     import tensorflow as tf
 
     variable = keras.Variable([0.0])
@@ -247,10 +231,6 @@ def moved(optimizer: Any, updates: int) -> list[float]:
 
 
 def test_rate_of_a_variable_is_scaled_in_updates_only() -> None:
-    import keras
-
-    from holdfast.runtime.keras.keras_fit import ScaledRate
-
     optimizer = keras.optimizers.SGD(0.5)
     scaled = ScaledRate(optimizer, SCALE)
 
@@ -264,10 +244,6 @@ def test_rate_of_a_variable_is_scaled_in_updates_only() -> None:
 
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_schedule_goes_on_beneath_the_scale_also_within_mixed_precision(*, is_mixed: bool) -> None:
-    import keras
-
-    from holdfast.runtime.keras.keras_fit import ScaledRate
-
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [1.0, 0.1])
     optimizer = keras.optimizers.SGD(schedule)
     ScaledRate(keras.optimizers.LossScaleOptimizer(optimizer) if is_mixed else optimizer, SCALE)
@@ -288,11 +264,6 @@ NO_EPOCHS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("asked", NO_EPOCHS)
 def test_history_is_that_of_keras(monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]) -> None:
-    import keras
-
-    from holdfast.runtime.keras import keras_fit
-    from holdfast.runtime.keras.fit_call import FitCall
-
     told: list[str] = []
     context = SimpleNamespace(notify=told.append)
     monkeypatch.setattr(keras_fit, "stages_of_script", lambda: SimpleNamespace(context=context))
@@ -309,9 +280,6 @@ def test_history_is_that_of_keras(monkeypatch: pytest.MonkeyPatch, asked: dict[s
     assert ours.model is model
     assert all(map(np.array_equal, before, model.get_weights()))
     assert "trains nothing" in told[0]
-
-
-pytest.importorskip("keras")
 
 
 _PLAIN = file_utils.get_file
@@ -402,36 +370,33 @@ def test_file_system_without_locks_downloads_as_plain_keras_does(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_error_of_the_model_is_told_with_the_way_that_works() -> None:
+@pytest.mark.parametrize(
+    ("error", "microbatches", "is_told"),
+    [
+        (ValueError("cannot reshape"), 4, True),
+        (ValueError("cannot reshape"), 1, False),
+        (ProgramError("no"), 4, False),
+        (None, 4, False),
+    ],
+    ids=["of the model", "on a whole batch", "a refusal", "none"],
+)
+def test_error_of_the_model_on_a_part_is_told_with_the_way_that_works(
+    error: Exception | None, microbatches: int, *, is_told: bool
+) -> None:
     lines: list[str] = []
 
-    with (
-        pytest.raises(ValueError, match="cannot reshape"),
-        advice_on_parts(8, 4, "pairs", lines.append),
-    ):
-        raise ValueError("cannot reshape")
+    def build() -> None:
+        with advice_on_parts(8, microbatches, "pairs", lines.append):
+            if error is not None:
+                raise error
 
-    assert lines == [
+    with contextlib.nullcontext() if error is None else pytest.raises(type(error)):
+        build()
+
+    assert lines == is_told * [
         "'pairs' was tried on 8 of the samples of a batch, which is divided into 4 microbatches "
         "along its first axis: if it needs the whole batch, run with --microbatches 1"
     ]
-
-
-@pytest.mark.parametrize(
-    ("error", "microbatches"), [(ProgramError("no"), 4), (ValueError(), 1), (None, 4)]
-)
-def test_refusal_a_whole_batch_and_a_model_that_is_built_need_no_advice(
-    error: Exception | None, microbatches: int
-) -> None:
-    def fail(error: Exception) -> None:
-        with advice_on_parts(8, microbatches, "pairs", pytest.fail):
-            raise error
-
-    if error is None:
-        with advice_on_parts(8, microbatches, "pairs", pytest.fail):
-            return
-    with pytest.raises(type(error)):
-        fail(error)
 
 
 @pytest.mark.parametrize(
@@ -446,12 +411,16 @@ def test_refusal_a_whole_batch_and_a_model_that_is_built_need_no_advice(
     ],
 )
 def test_workers_that_small_batches_leave_without_a_sample_are_counted(
-    samples: int, microbatches: int, idle: str | None
+    training: Training, samples: int, microbatches: int, idle: str | None
 ) -> None:
-    world = World(1, tuple(map(WorkerId, range(5))), capacity=4)
+    """Nobody counts the samples of a pipeline."""
+    config = worker_config(workers=range(5), capacity=4)
+    of_arrays = training(FitCall(X, X, samples), microbatches=microbatches)
+    of_pipeline = training(FitCall(pipeline()), microbatches=microbatches)
 
-    advice = advice_on_few_samples(samples, microbatches, world)
+    advice = advice_on_few_samples(job_of(of_arrays), config)
 
+    assert advice_on_few_samples(job_of(of_pipeline), config) is None
     assert advice == (
         idle
         and f"batch_size {samples} in {microbatches} microbatches leaves {idle} workers without a "

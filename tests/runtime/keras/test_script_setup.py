@@ -30,6 +30,7 @@ from holdfast.runtime.keras.script_setup import (
     keep_in_memory,
     leave_out,
     leave_out_cluster,
+    model_only,
     when_imported,
     without_log_lines,
 )
@@ -60,25 +61,17 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     np.random.set_state(states[1])
 
 
-def drawn(config: WorkerConfig) -> tuple[float, float]:
-    """Return the first random numbers of a script."""
-    script_setup.prepare(config)
-    return random.random(), float(np.random.random())
-
-
-@pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize("seed", [5, NUMPY_SEEDS - 1, NUMPY_SEEDS, (1 << 63) + 5])
-def test_seed_of_the_run_is_that_of_python_and_numpy_on_all_workers(seed: int) -> None:
+def test_script_has_the_seed_of_the_run_on_all_workers_and_heavy_libraries_wait(
+    watched: dict[str, Any], seed: int
+) -> None:
     random.seed(seed)
     np.random.seed(seed % NUMPY_SEEDS)  # it takes no larger one
     expected = random.random(), float(np.random.random())
 
-    assert [drawn(worker_config(worker, (0, 1), seed=seed)) for worker in (0, 1)] == [expected] * 2
-
-
-def test_heavy_libraries_wait_for_the_script(watched: dict[str, Any]) -> None:
-    script_setup.prepare(worker_config())
-
+    for worker in (0, 1):
+        script_setup.prepare(worker_config(worker, (0, 1), seed=seed))
+        assert (random.random(), float(np.random.random())) == expected
     assert list(watched) == ["h5py", "sqlite3", "tensorflow", "keras"]
 
 
@@ -150,30 +143,19 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "seldom_heard_of"
 
 
-def test_module_that_is_there_is_told_at_once(module: str) -> None:
-    importlib.import_module(module)
-    heard: list[str] = []
-
-    when_imported(module, lambda: heard.append("now"))
-
-    assert heard == ["now"]
-
-
-def test_two_watchers_of_one_module_hear_of_it(module: str) -> None:
+def test_watchers_of_one_module_hear_of_it_and_at_once_if_it_is_there(module: str) -> None:
     heard: list[int] = []
-    when_imported(module, lambda: heard.append(1))
-    when_imported(module, lambda: heard.append(2))
-
-    importlib.import_module(module)
-
-    assert sorted(heard) == [1, 2]
-
-
-def test_module_that_does_not_exist_stays_unknown(module: str) -> None:
+    for number in (1, 2):
+        when_imported(module, lambda number=number: heard.append(number))  # type: ignore[misc]
     when_imported("never_written_by_anybody", lambda: pytest.fail("there is no such module"))
-
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("never_written_by_anybody")
+
+    importlib.import_module(module)
+    when_imported(module, lambda: heard.append(3))
+
+    assert sorted(heard[:2]) == [1, 2]
+    assert heard[2:] == [3]
 
 
 def test_informative_lines_of_a_log_are_dropped_and_all_others_kept(
@@ -358,6 +340,10 @@ def test_function_is_translated_without_a_file(
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     loader: Any = sys.modules[LOADER]
     monkeypatch.setattr(loader, "load_source", loader.load_source)
+    with pytest.MonkeyPatch.context() as another_release:
+        another_release.delitem(sys.modules, LOADER)
+        keep_in_memory()
+        assert LOADER not in sys.modules
     keep_in_memory()
     before = set(sys.modules)
 
@@ -377,14 +363,6 @@ def test_function_is_translated_without_a_file(
     assert "def tf__absolute" in inspect.getsource(sys.modules[made[0]])
     with pytest.raises(ValueError, match=r"(?s)in user code.*absolute.*of one number only"):
         absolute(tf.constant([1.0, -2.0]))
-
-
-def test_another_release_of_tensorflow_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, LOADER, raising=False)
-
-    keep_in_memory()
-
-    assert LOADER not in sys.modules
 
 
 @pytest.mark.tensorflow
@@ -450,8 +428,6 @@ def pipeline() -> Any:
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("given", ["arrays", "pipeline"])
 def test_first_fit_ends_the_script_and_gives_model_and_inputs(given: str) -> None:
-    from holdfast.runtime.keras.script_setup import model_only
-
     model = one_layer()
     before = model.get_weights()
     data = (X, X) if given == "arrays" else (pipeline(),)
@@ -467,8 +443,6 @@ def test_first_fit_ends_the_script_and_gives_model_and_inputs(given: str) -> Non
 
 @pytest.mark.tensorflow
 def test_fits_before_the_one_that_is_wanted_give_an_empty_history() -> None:
-    from holdfast.runtime.keras.script_setup import model_only
-
     first, second = one_layer(), one_layer()
     before = first.get_weights()
 
@@ -486,8 +460,6 @@ def test_fits_before_the_one_that_is_wanted_give_an_empty_history() -> None:
 
 @pytest.mark.tensorflow
 def test_fit_is_keras_own_again_after_an_error_of_the_script() -> None:
-    from holdfast.runtime.keras.script_setup import model_only
-
     model = one_layer()
     plain = type(model).fit
 

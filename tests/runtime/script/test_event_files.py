@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,42 +34,6 @@ class Writer:
 
     def close(self) -> None:
         self.is_closed = True
-
-
-class Summary:
-    """As TensorFlow's module ``summary``: scalars go to the writer that is the default."""
-
-    def __init__(self) -> None:
-        self.made: list[Writer] = []
-        self.is_recording = False
-
-    def create_file_writer(self, logdir: str) -> Writer:
-        writer = Writer(logdir)
-        self.made.append(writer)
-        writer.as_default = contextlib.nullcontext  # type: ignore[attr-defined]
-        return writer
-
-    @contextlib.contextmanager
-    def record_if(self, condition: bool) -> Iterator[None]:  # noqa: FBT001  (as TensorFlow's)
-        before, self.is_recording = self.is_recording, condition
-        yield
-        self.is_recording = before
-
-    def scalar(self, name: str, value: float, step: int) -> None:
-        if self.is_recording:
-            self.made[-1].write(f"{name} {value} at {step};")
-
-
-class Board:
-    """As Keras's TensorBoard callback, with the module ``summary`` as a property."""
-
-    def __init__(self, log_dir: Path, module: Summary | None = None) -> None:
-        self.log_dir = str(log_dir)
-        self._summary_module: Any = module or Summary()
-
-    @property
-    def summary(self) -> Any:
-        return self._summary_module
 
 
 class Worker:
@@ -122,32 +84,23 @@ def round_of(event: str, first: Worker, second: Worker) -> None:
     second.agreed(lengths)
 
 
-def test_callback_writes_through_the_event_files_and_keeps_all_else_of_its_module(
+def test_callback_writes_through_the_event_files_of_its_training_and_keeps_its_module(
     first: Worker,
 ) -> None:
     scalar = object()
-    callback = SimpleNamespace(summary=SimpleNamespace(create_file_writer=Writer, scalar=scalar))
-
-    first.events.attach(callback)
-    made = callback._summary_module.create_file_writer(str(first.logs), name="tfevents")
-
-    assert made.path.parent.parent == first.scratch
-    assert made.path.name == "tfevents"
-    assert callback._summary_module.scalar is scalar
-
-
-def test_callback_of_an_earlier_training_writes_through_the_event_files_of_the_next_one(
-    first: Worker,
-) -> None:
-    callback = Board(first.logs)
-    first.events.attach(callback)
+    board = SimpleNamespace(summary=SimpleNamespace(create_file_writer=Writer, scalar=scalar))
     later = EventFiles(first.files, ".run-2")
+    for events in (first.events, later):
+        events.attach(board)
+        board.summary = board._summary_module  # a property of Keras's callback
 
-    later.attach(callback)
-    callback._summary_module.create_file_writer(str(first.logs)).write("a")
+    made = board.summary.create_file_writer(str(first.logs), name="tfevents")
+    made.write("a")
     later.measure({})
 
-    assert logged(first) == {"events.out.tfevents.7.run-2": "a"}
+    assert made.path.parent.parent == first.scratch
+    assert logged(first) == {"tfevents.run-2": "a"}
+    assert board.summary.scalar is scalar
 
 
 def test_only_the_first_worker_copies_events_to_the_folder_of_the_callback(
@@ -212,7 +165,7 @@ def test_launch_that_resumes_removes_only_files_of_its_own_lost_steps(first: Wor
     ):
         (first.logs / name).write_text(name)
     kept = first.logs / "tfevents.1.run-1"
-    first.files.restore({str(kept): length_of(kept).as_json()})
+    first.files.restore({str(kept): length_of(kept)})
     first.writer.write("new")
 
     first.measure()

@@ -16,30 +16,17 @@ from holdfast.runtime.script.calls import during_training
 from holdfast.runtime.script.process import ScriptProcess
 
 Begin = Callable[..., ScriptProcess]
-_NEVER = float("inf")
 
 
-def test_each_worker_may_make_the_folder_of_results(begin: Begin, tmp_path: Path) -> None:
-    begin()
-    for _ in range(2):
-        os.mkdir(tmp_path / "results")
-        os.makedirs(tmp_path / "many" / "results")
-        (tmp_path / "more").mkdir()
-    assert (tmp_path / "many" / "results").is_dir()
-
-
-def test_folder_that_is_older_than_the_job_is_an_error(begin: Begin, tmp_path: Path) -> None:
-    begin(since=_NEVER)
-    os.mkdir(tmp_path / "results")
+def test_what_the_job_has_not_made_as_a_folder_is_an_error(begin: Begin, tmp_path: Path) -> None:
+    begin(since=float("inf"))
+    os.mkdir(tmp_path / "older")
     with pytest.raises(FileExistsError):
-        os.mkdir(tmp_path / "results")
-
-
-def test_what_is_no_folder_or_has_no_parent_is_an_error(begin: Begin, tmp_path: Path) -> None:
+        os.mkdir(tmp_path / "older")
     begin()
-    (tmp_path / "results").touch()
+    (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):
-        os.mkdir(tmp_path / "results")
+        os.mkdir(tmp_path / "file")
     with pytest.raises(FileNotFoundError):
         os.mkdir(tmp_path / "none" / "results")
 
@@ -57,15 +44,18 @@ def test_run_directory_stays_exact_under_any_name(
 
 
 @pytest.mark.parametrize("convert", [str, os.fsencode, Path], ids=["text", "bytes", "path"])
-def test_folder_is_shared_however_it_is_named(
+def test_folder_is_shared_however_it_is_named_and_made(
     begin: Begin, tmp_path: Path, convert: Callable[[Path], str]
 ) -> None:
     begin()
 
     for _ in range(2):
         os.mkdir(convert(tmp_path / "results"), 0o700)
+        os.makedirs(convert(tmp_path / "many" / "results"))
+        (tmp_path / "more").mkdir()
 
     assert stat.S_IMODE((tmp_path / "results").stat().st_mode) == 0o700
+    assert (tmp_path / "many" / "results").is_dir()
 
 
 def test_folder_below_a_descriptor_stays_exact(begin: Begin, tmp_path: Path) -> None:

@@ -31,29 +31,23 @@ def best(tmp_path: Path) -> Path:
     return path
 
 
-def test_relaunch_gets_what_the_first_launch_has_loaded(best: Path, tmp_path: Path) -> None:
-    first, second = Launch(tmp_path), Launch(tmp_path)
-    assert first.loads(best) == "of the first fit"
-    first.writes(best, "of the second fit")
-    first.writes(best, "of the second fit, later")
-
-    assert second.loads(best) == "of the first fit"
-    assert "as it was when this run loaded it first" in second.told[0]
-    assert best.read_text() == "of the second fit, later"
-
-
-def test_each_load_is_told_from_the_one_before(best: Path, tmp_path: Path) -> None:
+def test_relaunch_gets_what_the_first_launch_has_loaded_each_time(
+    best: Path, tmp_path: Path
+) -> None:
     first, second = Launch(tmp_path), Launch(tmp_path)
     for text in ("of the second fit", "of the third fit"):
         first.loads(best)
         first.writes(best, text)
-    assert first.loads(best) == "of the third fit"
+        first.writes(best, f"{text}, later")
+    assert first.loads(best) == "of the third fit, later"
 
     assert [second.loads(best) for _ in range(3)] == [
         "of the first fit",
-        "of the second fit",
-        "of the third fit",
+        "of the second fit, later",
+        "of the third fit, later",
     ]
+    assert "as it was when this run loaded it first" in second.told[0]
+    assert best.read_text() == "of the third fit, later"
 
 
 def test_file_that_nobody_writes_again_is_read_where_it_is(best: Path, tmp_path: Path) -> None:

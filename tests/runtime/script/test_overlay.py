@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,7 @@ def test_launch_that_resumes_cuts_growing_files_and_goes_on(
     first = Worker(folder, tmp_path / "first", is_first=True)
     second = Worker(folder, tmp_path / "second", is_first=False)
     for worker in (second, first):
-        worker.files.restore({path: found.as_json() for path, found in lengths.items()})
+        worker.files.restore(lengths)
         worker.callbacks = [kind(folder) for kind in KINDS]
         worker.run("begin")
         worker.files.resumed()
@@ -258,25 +259,18 @@ def test_launch_that_resumes_cuts_growing_files_and_goes_on(
     assert content(folder) == undisturbed
 
 
-def test_other_threads_see_the_disk_as_it_is(folder: Path, tmp_path: Path) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
+def test_other_threads_and_what_follows_hooks_see_the_disk_as_it_is(
+    folder: Path, tmp_path: Path
+) -> None:
     worker = Worker(folder, tmp_path / "scratch", is_first=False)
     with guarding(worker.files), ThreadPoolExecutor(1) as pool:
         pool.submit((folder / "shard").write_text, "saved").result()
         (folder / "callback").write_text("staged")
-
-    assert content(folder) == {"shard": b"saved"}
-
-
-def test_guard_is_gone_after_the_hooks(folder: Path, tmp_path: Path) -> None:
-    worker = Worker(folder, tmp_path / "scratch", is_first=False)
-
     with pytest.raises(ZeroDivisionError), guarding(worker.files):
         1 / 0  # noqa: B018
+    (folder / "real").write_text("after the hooks")
 
-    (folder / "real").write_text("real")
-    assert content(folder) == {"real": b"real"}
+    assert content(folder) == {"shard": b"saved", "real": b"after the hooks"}
 
 
 def test_devices_and_descriptors_are_left_alone(folder: Path, tmp_path: Path) -> None:
@@ -343,7 +337,7 @@ def test_file_of_another_program_is_not_cut_and_that_is_told(tmp_path: Path, con
     length = length_of(path)
     path.write_text(content)
 
-    here.restore({str(path): length.as_json()})
+    here.restore({str(path): length})
 
     assert path.read_text() == content
     assert said == [f"{path} {WORDS}"]
@@ -357,7 +351,7 @@ def test_only_the_first_worker_cuts_files_of_a_checkpoint(
     path.write_text("agreed and more")
     here, said = files(is_first=is_first)
 
-    here.restore({str(path): length_of(path, 6).as_json(), str(gone): [6, "0123"]})
+    here.restore({str(path): length_of(path, 6), str(gone): [6, "0123"]})
 
     assert path.read_text() == ("agreed" if is_first else "agreed and more")
     assert here.is_resuming
@@ -506,9 +500,10 @@ def test_file_that_is_written_and_removed_or_moved_in_one_round_is_what_it_is_th
     assert not (folder / "removed").exists()
 
 
-def test_file_that_is_gone_is_an_error_unless_a_lost_launch_may_have_removed_it(
+def test_what_a_lost_launch_may_have_done_is_no_error_in_the_one_that_resumes(
     tmp_path: Path,
 ) -> None:
+    folder = make(tmp_path / "folder")
     here = guarded_files(tmp_path, is_first=True)
 
     with guarding(here), pytest.raises(FileNotFoundError):
@@ -516,17 +511,7 @@ def test_file_that_is_gone_is_an_error_unless_a_lost_launch_may_have_removed_it(
     here.restore({})
     with guarding(here):
         os.remove(tmp_path / "gone")
-
-
-def test_directory_of_on_train_begin_may_be_there_only_in_a_launch_that_resumes(
-    tmp_path: Path,
-) -> None:
-    folder = make(tmp_path / "folder")
-    here = guarded_files(tmp_path, is_first=True)
-    here.restore({})
-
-    with guarding(here):
-        os.mkdir(folder / "empty")
+        os.mkdir(folder / "empty")  # in on_train_begin
     here.resumed()
     with guarding(here), pytest.raises(FileExistsError):
         os.mkdir(folder / "empty")
@@ -542,15 +527,12 @@ def test_file_with_an_opener_of_its_own_is_left_alone(tmp_path: Path) -> None:
     assert (folder / "old").read_text() == "opened"
 
 
-def not_first(tmp_path: Path) -> Overlay:
-    return Overlay(False, PrivateFolder(tmp_path, 4), print)
-
-
 def test_a_file_that_is_changed_in_place_is_changed_in_a_copy(tmp_path: Path) -> None:
     real = tmp_path / "table.txt"
     real.write_text("old")
 
-    with guarding(not_first(tmp_path)), real.open("r+") as file:
+    here = Overlay(False, PrivateFolder(tmp_path, 4), print)
+    with guarding(here), real.open("r+") as file:
         file.seek(0, 2)
         file.write(" and new")
 
@@ -560,34 +542,19 @@ def test_a_file_that_is_changed_in_place_is_changed_in_a_copy(tmp_path: Path) ->
 
 
 def test_folders_of_the_dead_are_removed_and_the_last_one_takes_all_away(tmp_path: Path) -> None:
-    folders = [PrivateFolder(tmp_path, worker) for worker in range(3)]
+    """Those of an earlier job, too; a folder that another worker has removed is made again."""
+    folders = [PrivateFolder(tmp_path, worker) for worker in (0, 1, 7)]
     for folder in folders:
-        folder()
+        (folder() / "1-folder").mkdir()
 
     folders[0].clear([0, 1])
 
     assert [path.name for path in (tmp_path / ".private").iterdir()] == ["1"]
+    assert Overlay(False, folders[0], print).new_folder().is_dir()
+    folders[0].clear([0, 1])
     folders[1].clear([0, 1])
     assert not (tmp_path / ".private").exists()
-
-
-def test_worker_begins_without_what_one_of_its_name_has_left(tmp_path: Path) -> None:
-    for worker in (0, 1, 7):
-        (PrivateFolder(tmp_path, worker)() / "1-folder").mkdir()
-
-    folder = PrivateFolder(tmp_path, 0)
-    folder.clear([0, 1])
-
-    assert [path.name for path in (tmp_path / ".private").iterdir()] == ["1"]
-    assert Overlay(False, folder, print).new_folder().is_dir()
-
-
-def test_folder_that_another_worker_has_removed_is_made_again(tmp_path: Path) -> None:
-    folder = PrivateFolder(tmp_path, 3)
-    folder()
-    folder.clear([3])
-
-    assert folder().is_dir()
+    assert folders[1]().is_dir()
 
 
 def test_run_directory_that_is_gone_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def test_log_that_is_held_open_goes_on_through_deaths_and_launches(
 
     process, relaunched, of_relaunched = launch(2, is_first=True)
     with during_training():
-        relaunched.restore({name: length.as_json() for name, length in lengths.items()})
+        relaunched.restore(lengths)
         relaunched.resumed()
     log(relaunched, of_relaunched, "again step 2")
     relaunched.agreed(relaunched.measure())

@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
@@ -16,11 +16,11 @@ from cluster import NETWORK, WITHIN_S, Cluster
 from remote_shell import SESSION
 from striker import SIGNALS, Kind, Target, find_victims
 
-from holdfast.runtime.commands.summary import Report, summarize
+from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.run.entries import entries_of
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.testing import JobRequest
+from holdfast.testing import JobRequest, JobRun
 
 TIMEOUT_S = 240.0
 _LOOK_S = 0.02
@@ -57,27 +57,6 @@ _OF_PROCESS = {
     Loss.WORKER_KILLED: (Kind.KILL, Target.WORKER),
     Loss.WORKER_STOPPED: (Kind.STOP, Target.WORKER),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class HostJobRun:
-    """The outcome of a job; ``leftovers`` are those of the hosts that live."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
-    journal: tuple[Record, ...]
-    report: Report
-    leftovers: Mapping[str, list[str]]
-
-    @property
-    def sha256(self) -> str | None:
-        """Digest of the run's final state, None while the run is not complete."""
-        return self.report.final_sha256
-
-    def events(self, name: str) -> list[Record]:
-        """Return the journal's records of one kind of event, in their order."""
-        return [record for record in self.journal if record["event"] == name]
 
 
 class HostJob:
@@ -200,21 +179,22 @@ class HostJob:
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"the job did not end; {self._story()}") from None
 
-    def wait(self) -> HostJobRun:
+    def wait(self) -> JobRun:
         """Wait until the client has ended, and nothing of the job is left on any living host."""
         exit_code = self.wait_end()
         journal = self.journal
-        return HostJobRun(
+        return JobRun(
             exit_code=exit_code,
             stdout=self._path("stdout").read_text(errors="replace"),
             stderr=self._path("stderr").read_text(errors="replace"),
             journal=tuple(journal),
             report=summarize(entries_of(journal)),
-            leftovers={
-                host: self._cluster.wait_empty(host, WITHIN_S)
+            leftovers=tuple(
+                f"on {host}: {what}"
                 for host in self._cluster.names
                 if host not in self._lost
-            },
+                for what in self._cluster.wait_empty(host, WITHIN_S)
+            ),
         )
 
     def close(self) -> None:

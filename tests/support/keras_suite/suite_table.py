@@ -77,7 +77,6 @@ _ALL = (
     _script("models/cnn", 2, 8),
     _script("models/transformer", 3, 10, REPEATED),
     _script("models/lstm_masks", 2, 6),
-    _script("models/tagger", 2, 6),
     _script("models/endpoint", 2, 9),
     _script("models/ctc", 2, 8),
     _script("models/auc_f1", 2, 6),
@@ -90,7 +89,7 @@ _ALL = (
     _script("inputs/three_inputs", 2, 9),
     _script("inputs/segmentation", 2, 8),
     _script("inputs/windows", 4, 15),
-    _script("steps/vae", 2, 8, DRAWS),
+    _script("inputs/hardest", 8, 14),
     _script("steps/gan", 2, 8, DRAWS),
     _script("steps/denoising", 2, 8, DRAWS),
     _script("steps/distillation", 2, 21),  # in the second of its three trainings
@@ -98,12 +97,12 @@ _ALL = (
     _script("steps/mixed_precision", 2, 12, OVERFLOWS),
     _script("steps/ema", 2, 9),
     _script("steps/accumulation", 2, 13),
-    _script("steps/train_step", 2, 8),
-    _script("callbacks/early_stopping", 2, 10),
     _script("callbacks/own_callback", 3, 18),
     _script("callbacks/stopping", 2, 11),
     _script("callbacks/busy_hooks", 2, 19),
     _script("callbacks/not_finite", 3, 13),
+    _script("callbacks/own_resume", 2, 11),
+    _script("callbacks/pruning", 2, 21),  # in the third of its trainings
     _script("callbacks/annealing", 2, 11),  # in the second of its two trainings
     _script("callbacks/reading_metrics", 2, 11, TO_4_PLACES),  # in the second of its two trainings
 )

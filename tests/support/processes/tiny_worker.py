@@ -63,7 +63,7 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> None:
     tiny.page.phase = Phase.TRAINING
     tiny.page.commit(40 + config.worker)
     tiny.report("joined", pid=os.getpid())
-    BEHAVIOURS[tiny.behaviour()](tiny)
+    globals()[tiny.behaviour()](tiny)
 
 
 def leave(tiny: Tiny) -> NoReturn:
@@ -202,24 +202,3 @@ def tell_place(tiny: Tiny) -> None:
         modules=[name for name in ("numpy", "mpi4py", "mpi4py.MPI") if name in sys.modules],
     )
     leave(tiny)
-
-
-BEHAVIOURS = {
-    behaviour.__name__: behaviour
-    for behaviour in (
-        *(
-            leave,
-            come_to_the_end,
-            wait,
-            exit_0,
-            exit_1,
-            leave_then_exit_3,
-            return_,
-            sys_exit_4,
-            raise_,
-        ),
-        *(segfault, abort, sigkill, sigalrm, stop, hold_gil, compute_in_python, compute_in_c),
-        *(leave_when_asked, start_helper, print_lines, print_much, print_much_at_gate, say_noise),
-        tell_place,
-    )
-}

@@ -111,19 +111,16 @@ class FakeFileSystem:
         return found
 
     def mkdir(self, path: Path) -> None:
-        """Make a directory."""
         self._enter("mkdir", path)
         self._add(path, _Directory())
 
     def create_exclusive(self, path: Path) -> int:
-        """Create a file and open it."""
         self._enter("create_exclusive", path)
         file = _File()
         self._add(path, file)
         return self._handle(file, path)
 
     def open_read(self, path: Path) -> int:
-        """Open a file."""
         self._enter("open_read", path)
         file = self._find(path)
         if not isinstance(file, _File):
@@ -131,17 +128,14 @@ class FakeFileSystem:
         return self._handle(file, path)
 
     def size(self, handle: int) -> int:
-        """Return the bytes of an open file."""
         file, _ = self._opened("size", handle)
         return len(file.live)
 
     def allocate(self, handle: int, size_bytes: int) -> None:
-        """Extend the file with zeros."""
         file, _ = self._opened("allocate", handle)
         self._change(file, len(file.live), bytes(max(size_bytes - len(file.live), 0)))
 
     def write(self, handle: int, buffers: Sequence[memoryview], offset: int) -> int:
-        """Write, not durably."""
         file, is_short = self._opened("write", handle)
         data = b"".join(buffers)
         data = data[: (len(data) + 1) // 2] if is_short else data
@@ -149,7 +143,6 @@ class FakeFileSystem:
         return len(data)
 
     def read(self, handle: int, buffer: memoryview, offset: int) -> int:
-        """Read the live contents."""
         file, is_short = self._opened("read", handle)
         data = file.live[offset : offset + len(buffer)]
         data = data[: (len(data) + 1) // 2] if is_short else data
@@ -157,7 +150,6 @@ class FakeFileSystem:
         return len(data)
 
     def uncache(self, handle: int) -> None:
-        """Change nothing: the fake has no cache."""
         self._opened("uncache", handle)
 
     def start_writeback(self, handle: int, offset: int, size_bytes: int) -> None:
@@ -174,7 +166,6 @@ class FakeFileSystem:
         file.pending.clear()
 
     def close(self, handle: int) -> None:
-        """Close a handle, even if a test lets this call fail."""
         path = self._open.pop(handle)[1]
         self._enter("close", path)
 
@@ -198,7 +189,6 @@ class FakeFileSystem:
         directory.pending.clear()
 
     def rename_noreplace(self, source: Path, target: Path) -> None:
-        """Rename inside a directory."""
         self._enter("rename_noreplace", target)
         assert source.parent == target.parent, "the fake renames inside a directory only"
         self._find(source)
@@ -208,14 +198,12 @@ class FakeFileSystem:
         _record(names, _Change(source.name, target.name))
 
     def list(self, path: Path) -> tuple[str, ...]:
-        """Return the live names."""
         self._enter("list", path)
         live = self._directory(path).live
         kinds = {True: DirectoryName, False: str}
         return tuple(sorted(kinds[isinstance(node, _Directory)](n) for n, node in live.items()))
 
     def is_directory(self, path: Path) -> bool:
-        """Return whether a live directory has this name."""
         self._enter("is_directory", path)
         try:
             return isinstance(self._find(path), _Directory)
@@ -223,19 +211,16 @@ class FakeFileSystem:
             return False
 
     def identity(self, path: Path) -> tuple[int, int]:
-        """Return the address of the node."""
         self._enter("identity", path)
         return 0, id(self._find(path))
 
     def unlink(self, path: Path) -> None:
-        """Remove a file."""
         self._enter("unlink", path)
         if isinstance(self._find(path), _Directory):
             raise _error(errno.EISDIR)
         _record(self._directory(path.parent), _Change(path.name, None))
 
     def rmdir(self, path: Path) -> None:
-        """Remove an empty directory."""
         self._enter("rmdir", path)
         if self._directory(path).live:
             raise _error(errno.ENOTEMPTY)

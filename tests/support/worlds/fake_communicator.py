@@ -80,17 +80,14 @@ class FakeFlight:
         self._broken: WorldBroken | None = None
 
     def __enter__(self) -> FakeFlight:
-        """Begin with nothing in the air."""
         return self
 
     def send(self, array: Buffer, peer: int, tag: object) -> int:
-        """Post ``array`` for ``peer`` and return its ticket."""
         message = self._guarded(lambda: self._communicator.post(array, peer, tag))
         self._endings.append(lambda: self._communicator.end_send(message, peer))
         return len(self._endings) - 1
 
     def receive(self, array: Buffer, peer: int, tag: object) -> int:
-        """Post a receive into ``array`` and return its ticket."""
         assert array.flags.c_contiguous, "MPI receives into contiguous memory"
         place = self._communicator.place_of_next(peer, tag)
 
@@ -103,7 +100,6 @@ class FakeFlight:
         return len(self._endings) - 1
 
     def wait(self, ticket: int) -> None:
-        """Wait for one message; raise ``WorldBroken`` at the first error of the flight."""
         self._end(ticket)
         if self._broken is not None:
             raise self._broken
@@ -154,12 +150,10 @@ class FakeCommunicator:
 
     @property
     def rank(self) -> int:
-        """Index of this member in the group."""
         return self._group.members.index(self._member)
 
     @property
     def size(self) -> int:
-        """Number of members, dead ones included."""
         return len(self._group.members)
 
     @property
@@ -173,21 +167,17 @@ class FakeCommunicator:
         self._turns.pause()
 
     def flight(self) -> FakeFlight:
-        """Return a new set of messages between the ranks."""
         return FakeFlight(self)
 
     def allgather_unchecked(self, mine: Buffer, everyones: Buffer) -> None:
-        """Fill ``everyones`` with the equally long ``mine`` of all ranks."""
         pieces = self._collect(mine, "allgather_unchecked")
         everyones.reshape(-1)[...] = np.concatenate([piece.reshape(-1) for piece in pieces])
 
     def allgather_bytes(self, payload: bytes) -> list[bytes]:
-        """Return the payloads of all ranks, in rank order."""
         pieces = self._collect(np.frombuffer(payload, np.uint8), "allgather_bytes")
         return [piece.tobytes() for piece in pieces]
 
     def broadcast(self, array: Buffer, source: int) -> None:
-        """Copy the ``array`` of rank ``source`` into the ``array`` of every rank."""
         flat = array.reshape(-1).view(np.uint8)
         with self.flight() as flight:
             if self.rank == source:
@@ -197,20 +187,17 @@ class FakeCommunicator:
                 flight.receive(flat, source, "broadcast")
 
     def agree(self, flags: int) -> int:
-        """Return the bitwise and of all ranks' flags; raise on all survivors alike."""
         meeting = self._meet("agree", flags)
         if meeting.dead:
             raise WorldBroken(f"members {sorted(meeting.dead)} are dead")
         return meeting.flags
 
     def revoke(self) -> None:
-        """Make every pending and future exchange of this world fail, on all ranks."""
         self._turns.pause()
         self._group.is_revoked = True
         self._group.informed.add(self._member)
 
     def shrink(self) -> FakeCommunicator:
-        """Return a communicator of the survivors, in the order of their old ranks."""
         meeting = self._meet("shrink", 1)
         if meeting.successor is None:
             assert meeting.dead is not None
@@ -219,7 +206,6 @@ class FakeCommunicator:
         return FakeCommunicator(self._turns, meeting.successor, self._member)
 
     def leave(self) -> None:
-        """Return when every survivor has called this."""
         self._meet("leave", 1)
 
     # The calls of a flight.

@@ -47,4 +47,5 @@ class Anneal(keras.callbacks.Callback):
 
 data = Hard()
 history = model.fit(data, epochs=5, verbose=0, shuffle=False, callbacks=[Anneal(data)])
-print("FOUND", json.dumps(history.history["loss"]))
+with open("history.json", "w") as file:
+    json.dump(history.history["loss"], file)
