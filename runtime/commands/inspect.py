@@ -295,11 +295,19 @@ def _inspection_json(found: Inspection) -> str:
 
 def _comparison_json(found: Comparison) -> str:
     """Return a comparison as one JSON object; numbers that JSON lacks become texts."""
-    document = {
-        "is_same": not found.differences,
-        "same": found.same,
-        "differences": [_difference_json(difference) for difference in found.differences],
-    }
+    differences = []
+    for one in found.differences:
+        is_plain = one.largest is None or math.isfinite(one.largest)
+        differences.append(
+            {
+                "name": one.name,
+                "left": one.left and _spec_json(one.left),
+                "right": one.right and _spec_json(one.right),
+                "elements": one.elements,
+                "largest": one.largest if is_plain else str(one.largest),
+            }
+        )
+    document = {"is_same": not differences, "same": found.same, "differences": differences}
     return json.dumps(document, indent=2, allow_nan=False)
 
 
@@ -333,18 +341,6 @@ def _manifest_json(manifest: Manifest) -> dict[str, Any]:
         "tensors": [
             _spec_json(tensor.spec) | {"pieces": len(tensor.pieces)} for tensor in manifest.tensors
         ],
-    }
-
-
-def _difference_json(difference: Difference) -> dict[str, Any]:
-    largest = difference.largest
-    is_plain = largest is None or math.isfinite(largest)
-    return {
-        "name": difference.name,
-        "left": difference.left and _spec_json(difference.left),
-        "right": difference.right and _spec_json(difference.right),
-        "elements": difference.elements,
-        "largest": largest if is_plain else str(largest),
     }
 
 

@@ -121,11 +121,12 @@ def holdfast(context: click.Context) -> None:
         context.exit(ExitCode.USAGE)
     # Options of a job are taken from the tables by `sources`, those of other commands by click.
     context.obj = _options_from_file(context, Path(CONFIG_FILE))
-    context.default_map = {
-        name: _by_parameter(context, name, table)
-        for name, table in context.obj.items()
-        if name != RUN
-    }
+    context.default_map = {}
+    for name, table in context.obj.items():
+        if name != RUN and (command := holdfast.get_command(context, name)):
+            names = _parameters(command)
+            values = {names.get(key, key): value for key, value in table.items()}
+            context.default_map[name] = values
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -213,13 +214,6 @@ def _parameters(command: click.Command) -> dict[str, str]:
         for parameter in command.params
         if parameter.name
     }
-
-
-def _by_parameter(context: click.Context, name: str, table: dict[str, Any]) -> dict[str, Any]:
-    """Return a table with the names that click gives to the parameters of a command."""
-    command = holdfast.get_command(context, name)
-    names = _parameters(command) if command else {}
-    return {names.get(key, key): value for key, value in table.items()}
 
 
 def _fail(sentence: str, exit_code: int) -> int:

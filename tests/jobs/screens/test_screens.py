@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from extended import shortened
 from terminals import TERMINALS, TmuxTerminal, exit_code_in, wait_until
 from workload import EVEN, LONG, request_of
 
@@ -22,12 +21,6 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(200)]
 
 _MARK = "HOLDFAST_TEST_JOB"
 _MAIN = "from holdfast.runtime.commands.main import main; main()"
-COLUMNS = 140
-LIVE = re.compile(
-    r"epoch \d+/\d+ .* \d+/7 .* (?:steps/s|script after training) .*( loss: \d+\.\d{4}| save )"
-)
-"""A job that is held early in an epoch shows its newest step, whose loss is not looked at yet."""
-EPOCH = re.compile(r"Epoch (\d+)/(\d+) - [\d.]+ m?s - loss: \d\S+ - accuracy: \d.*")
 
 
 @pytest.fixture
@@ -38,73 +31,19 @@ def traces() -> Iterator[JobTraces]:
     traces.remove_files([])
 
 
-def status(run_dir: Path, *options: str) -> str:
-    command = program_command(_MAIN, "status", str(run_dir), *options)
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def logs(run_dir: Path, *options: str) -> str:
     command = program_command(_MAIN, "logs", str(run_dir), *options)
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def status_json(run_dir: Path) -> dict[str, Any]:
-    content = json.loads(status(run_dir, "--json"))
+    command = program_command(_MAIN, "status", str(run_dir), "--json")
+    content = json.loads(subprocess.check_output(command, text=True))
     assert isinstance(content, dict)
     return content
 
 
 AFTER_TRAINING = "running: script after training"
-
-
-def shows(pattern: str) -> Any:
-    """Return whether the last line, which is the live one, has ``pattern``."""
-    return lambda lines: bool(lines and LIVE.search(lines[-1]) and re.search(pattern, lines[-1]))
-
-
-def assert_over(status: dict[str, Any]) -> None:
-    assert (status["is_over"], status["exit_code"], status["workers"]) == (True, 0, [])
-    assert status["last_save"]["step"] == LONG.steps
-
-
-def epochs_in(lines: list[str]) -> list[str]:
-    return [match[1] for match in map(EPOCH.fullmatch, lines) if match]
-
-
-@pytest.mark.extended  # the test beside it has a death at both widths
-@pytest.mark.parametrize("kind", shortened(sorted(TERMINALS), here=["pty"]))
-def test_run_with_a_death_on_a_terminal(tmp_path: Path, traces: JobTraces, kind: str) -> None:
-    """Gates before and after the death hold the job until its line was read."""
-    run_dir, linger = tmp_path / "run", tmp_path / "linger"
-    request = request_of(LONG, run_dir, workers=3, faults=["kill worker=1 step=60"])
-    held = ["--linger", str(linger), "--gates", str(tmp_path), "--gate-steps", "40", "120"]
-    command, environment = [*request.command(), *held], traces.environment(os.environ)
-    terminal = TERMINALS[kind](command, environment, traces.scratch, COLUMNS)
-    try:
-        wait_until(terminal, shows("  3 workers  save at step"))
-        (tmp_path / "40").touch()
-        lines = wait_until(terminal, shows("  2 of 3 workers  "))
-        assert any("worker 1 died after step 59 (signal SIGKILL)" in line for line in lines[:-1])
-        (tmp_path / "120").touch()
-        wait_until(terminal, shows("  script after training  "))
-
-        during = status_json(run_dir)
-        workers = [worker["worker"] for worker in during["workers"]]
-        assert (during["outcome"], during["is_over"], workers) == (AFTER_TRAINING, False, [0, 2])
-        assert during["progress"]["step"] == during["step"] == LONG.steps
-        assert "worker 1 died after step 59" in status(run_dir)
-
-        linger.touch()
-        lines = wait_until(terminal, lambda lines: exit_code_in(lines) is not None)
-    finally:
-        terminal.close()
-
-    assert exit_code_in(lines) == 0
-    assert lines[-2].startswith(f"holdfast: completed step {LONG.steps}, ")
-    assert not any(LIVE.search(line) for line in lines)
-    assert epochs_in(lines) == [str(epoch) for epoch in range(1, LONG.epochs + 1)]
-    assert any(line.startswith("written by the first worker") for line in lines)
-    assert_over(status_json(run_dir))
 
 
 BAR = "  [━┄]{{{}}}  [ \\d]\\d?/7  "
@@ -175,12 +114,24 @@ def test_screens_of_a_death_and_a_relaunch_at_both_widths(
         terminal.resize(80)
         lines = wait_until(terminal, last(rf"^epoch 30/30{NARROW}script after training"))
         assert len(lines[-1].rstrip()) < 80
+        assert_after_training(status_json(run_dir))
         linger.touch()
         lines = wait_until(terminal, lambda lines: exit_code_in(lines) is not None)
     finally:
         terminal.close()
 
     assert exit_code_in(lines) == 0
+    assert any(line.startswith(f"holdfast: completed step {LONG.steps}, ") for line in lines)
+    assert status_json(run_dir)["last_save"]["step"] == LONG.steps
+    assert_logged(run_dir)
+
+
+def assert_after_training(status: dict[str, Any]) -> None:
+    assert (status["outcome"], status["is_over"]) == (AFTER_TRAINING, False)
+    assert status["progress"]["step"] == status["step"] == LONG.steps
+
+
+def assert_logged(run_dir: Path) -> None:
     logged = logs(run_dir).splitlines()
     assert_on_screen(logged, (*FIRST_SCREEN[:-1], *SECOND_SCREEN[1:-1]))
     (found,) = filter(None, (re.fullmatch(r"\[w(\d)\] (written by .*)", line) for line in logged))

@@ -12,7 +12,6 @@ from journal_entries import entry
 from holdfast.runtime.commands.goodput import (
     SINCE_LAST_STEP,
     Bucket,
-    Span,
     buckets_of,
     goodput_of,
     spans_of,
@@ -170,12 +169,6 @@ def test_gap_has_the_cause_that_its_marks_show(
     assert {span.bucket for span in spans if (span.begin, span.end) == (S, 2 * S)} == {cause}
 
 
-def test_steps_outside_of_the_time_are_cut_away() -> None:
-    spans = spans_of([step(1, 1.0), step(2, 5.0, 4.0), step(3, 9.0)], 2.0, 4.0)
-
-    assert spans == (Span(Bucket.TRAINING, 2 * S, 4 * S),)
-
-
 def test_running_job_is_counted_until_now_and_the_ended_ones_until_their_end() -> None:
     ended = [entry("job_started", 100.0), step(1, 102.0), entry("job_ended", 103.0)]
     running = [entry("job_started", 5.0), step(2, 7.0)]
@@ -200,27 +193,3 @@ def test_steps_that_two_later_jobs_go_back_to_are_lost_once() -> None:
     third = [entry("job_started", 0.0), step(2, 1.0), step(3, 2.0)]
 
     assert parts([*first, *second, *third]) == {"training": 3.0, "repeated work": 3.0}
-
-
-_JOBS = st.lists(
-    st.lists(st.tuples(st.integers(1, 5), st.floats(0, 9), st.integers(1, 3)), max_size=6),
-    min_size=1,
-    max_size=4,
-)
-
-
-@given(_JOBS, st.none() | st.floats(0, 20))
-def test_parts_of_all_jobs_add_up_to_their_time(
-    jobs: list[list[tuple[int, float, int]]], now_s: float | None
-) -> None:
-    records: list[Entry[Any]] = []
-    for job in jobs:
-        records.append(entry("job_started", 1.0))
-        records += [step(number, now, 0.5, generation) for number, now, generation in job]
-
-    found = goodput_of(records, now_s)
-
-    assert found is not None
-    assert found.jobs == len(jobs)
-    assert sum(found.parts_s.values()) == pytest.approx(found.wall_s)
-    assert 0.0 <= found.share <= 1.0

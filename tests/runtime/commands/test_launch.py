@@ -60,11 +60,6 @@ def test_wrong_options_are_refused_as_on_the_command_line(
         launch(script, **options)
 
 
-def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"script .*none\.py does not exist"):
-        launch(tmp_path / "none.py")
-
-
 def test_a_function_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"test_a_function_is_refused is a function: write it into"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import subprocess
@@ -23,10 +22,8 @@ from holdfast.runtime.commands.job_status import (
     job_status,
     pace_of,
     slowest_in_words,
-    to_json,
 )
 from holdfast.runtime.commands.living_job import JobSocket, JobStanding, Life, ending_of
-from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.visits import HeadStatus
 from holdfast.runtime.run.progress import LaunchReport, StepReport, WorkerReport
@@ -71,14 +68,6 @@ def status_of(
     return job_status(story.entries, ending, answer, (story.now, 1e9 + story.now))
 
 
-def test_next_save_of_a_schedule_by_time_is_told_before_the_first_one() -> None:
-    report = dataclasses.replace(REPORT, next_save_step=None, next_save_at=170.0)
-
-    status = status_of(Job().begin(0, 1), answer=seen(progress=report))
-
-    assert status.next_save == "in 1:10"
-
-
 @pytest.mark.parametrize(("after", "told"), [(0.1, None), (-1.0, "at step 20")])
 def test_next_save_that_has_come_since_the_head_was_told_is_none(
     after: float, told: str | None
@@ -99,28 +88,6 @@ def test_script_that_goes_on_after_its_training_is_not_shown_as_training() -> No
     assert (status.steps_per_s, status.is_over) == (0.0, False)
 
 
-def test_relaunch_takes_the_step_back() -> None:
-    story = Job().begin(0, 1).steps(1, 2, 3, 4)
-    story.tell("relaunch", reason="all died", workers=[2, 3]).tell("restored", step=2)
-
-    assert status_of(story).step == 2
-
-
-def test_all_jobs_count_for_goodput_and_the_newest_for_the_exit_code() -> None:
-    story = Job().begin(0).steps(1)
-    story.tell("job_ended", exit_code=70, reason="budget", after=1.0)
-    story.now += 1000.0
-    story.begin(0).steps(2, 3)
-
-    status = status_of(story)
-
-    assert status.exit_code is None
-    assert status.goodput is not None
-    assert (status.goodput.wall_s, status.goodput.jobs) == (pytest.approx(4.0), 2)
-    assert status.goodput.share == pytest.approx(3 / 4)
-    assert summarize(story.entries).goodput == pytest.approx(status.goodput.share)
-
-
 @pytest.mark.parametrize(
     ("story", "per_s"),
     [
@@ -133,18 +100,6 @@ def test_all_jobs_count_for_goodput_and_the_newest_for_the_exit_code() -> None:
 )
 def test_pace_is_that_of_the_last_steps_of_a_world(story: Story, per_s: float) -> None:
     assert pace_of(story.entries).per_s == pytest.approx(per_s)
-
-
-def test_json_has_everything_and_no_number_that_json_lacks() -> None:
-    story = Job().begin(0, 1).steps(1, 2)
-
-    content = json.loads(json.dumps(to_json(status_of(story, answer=ANSWER)), allow_nan=False))
-
-    assert content["progress"]["metrics"] == {"loss": 0.5, "f1": None}
-    assert content["workers"] == [dataclasses.asdict(WORKER)]
-    assert content["goodput"]["share"] == 1.0
-    assert content["is_over"] is False
-    assert set(content) == {field.name for field in dataclasses.fields(JobStatus)}
 
 
 @pytest.mark.parametrize(

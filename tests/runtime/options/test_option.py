@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,11 +14,9 @@ import pytest
 from configs import worker_config
 
 from holdfast.recovery.placement import HostSlots
-from holdfast.runtime.commands.run import run
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.option import (
-    RUN,
     option,
     pair_of,
     read_bytes,
@@ -260,20 +259,11 @@ def options(tmp_path: Path) -> JobOptions:
         ({"max_restarts": -2}, "--max-restarts must be at least 0, got -2"),
         ({"threads": 0}, "--threads must be at least 1, got 0"),
         ({"save_every": "0"}, "--save-every: .* at least 1, got 0"),
-        (
-            {"save_every": "often"},
-            "--save-every: 'often' is not a valid time to save: give a number",
-        ),
+        ({"save_every": "often"}, "--save-every: 'often' is not a valid time to save: give"),
         ({"seed": -1}, "--seed must be at least 0, got -1"),
         ({"heartbeat_timeout_s": 0.0}, "--heartbeat-timeout must be a positive .* got 0.0"),
-        (
-            {"heartbeat_timeout_s": float("nan")},
-            "--heartbeat-timeout must be a positive .* got nan",
-        ),
-        (
-            {"heartbeat_timeout_s": float("inf")},
-            "--heartbeat-timeout must be a positive .* got inf",
-        ),
+        ({"heartbeat_timeout_s": math.nan}, "--heartbeat-timeout must be a positive .* got nan"),
+        ({"heartbeat_timeout_s": math.inf}, "--heartbeat-timeout must be a positive .* got inf"),
         ({"shards": 0}, "--shards must be at least 1, got 0"),
         ({"shards": 100_000}, "--shards must be at most 1024, got 100000"),
         ({"scale_rate": "cubic"}, "--scale-lr must be linear or sqrt, got 'cubic'"),
@@ -308,15 +298,6 @@ def test_every_field_has_a_flag_a_variable_and_a_line_in_the_docs(field: Any) ->
     else:
         assert option.help
         assert f"| `{field.name}` | {option.help} |" in page
-
-
-def test_command_line_has_the_flags_of_the_options() -> None:
-    found = {flag for param in run.params for flag in param.opts if flag.startswith("-")}
-    options = (option for option in OPTIONS.values() if RUN in option.commands)
-    wanted = {flag for option in options for flag in option.flags}
-
-    assert found - wanted <= {"--show-config"}
-    assert wanted <= found
 
 
 def test_differences_are_named_with_both_values() -> None:

@@ -12,12 +12,11 @@ import pytest
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.options.option import DOCTOR, RUN
+from holdfast.runtime.options.option import DOCTOR
 from holdfast.runtime.options.sources import (
     Sources,
     build_options,
     check_script,
-    keys_of,
     mistyped_variables,
     read_config_file,
 )
@@ -198,15 +197,6 @@ def test_argument_of_several_lines_sets_no_option() -> None:
     assert next(built.lines()) == r'# script: ["/here/train.py", "x\nstrict = true"]'
 
 
-def test_options_in_a_config_file_are_named_as_on_the_command_line(tmp_path: Path) -> None:
-    path = tmp_path / "holdfast.toml"
-    path.write_text('[run]\nworkers = 4\nheartbeat-timeout = 2.5\ninject = ["a", "b"]\n')
-
-    options = read_config_file(path)
-
-    assert options == {"run": {"workers": 4, "heartbeat_timeout": 2.5, "inject": ["a", "b"]}}
-
-
 def test_variable_that_is_nearly_an_option_is_named_with_it() -> None:
     ours = ("AGENT", "GENERATION", "CHAIN", "TEST_JOB", "VENV", "WORKERS")
     environ = {f"HOLDFAST_{name}": "1" for name in ours} | {"WORKER": "1", "HOLDFAST_WORKER": "3"}
@@ -263,15 +253,6 @@ def test_number_of_the_batch_system_that_makes_no_sense_is_refused_with_its_plac
         UsageError, match=r"^SLURM_NTASKS of Slurm job 7 must be at least 1, got 0$"
     ):
         build_options(Path("t.py"), (), Sources({}, {}, {}, Path("/"), allocation=tasks))
-
-
-def test_table_of_a_command_may_hold_the_options_that_have_a_flag_there() -> None:
-    run, doctors = keys_of(RUN), keys_of(DOCTOR)
-
-    assert run == sorted(run)
-    assert {"save_every", "inject"} <= set(run) - set(doctors)
-    assert "network" in doctors
-    assert not {"script", "argv"} & {*run, *doctors}
 
 
 def test_config_file_that_nobody_may_read_as_text_is_refused(tmp_path: Path) -> None:

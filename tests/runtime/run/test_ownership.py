@@ -85,15 +85,6 @@ def job(tmp_path: Path) -> Job:
     return Job.begin(tmp_path / "run", RECORD)
 
 
-def test_owner_proves_its_directory(job: Job) -> None:
-    before = sorted(job.directory.path.iterdir())
-
-    Ownership(job.directory.path, RECORD.run_id, job.lease.token).prove()
-    Ownership(job.directory.path, RECORD.run_id).prove()
-
-    assert sorted(job.directory.path.iterdir()) == before
-
-
 def test_directory_of_another_run_is_refused_by_name(job: Job) -> None:
     claim = Ownership(job.directory.path, OTHER.run_id, job.lease.token)
 

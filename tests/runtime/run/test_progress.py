@@ -64,18 +64,6 @@ def test_number_as_people_read_it(
     assert {value: words(value) for value in values} == values
 
 
-def test_name_of_a_metric_cannot_leave_its_line() -> None:
-    assert progress.metrics({"a\nb\x1b[2J": 1.0}) == ["a b [2J: 1.0000"]
-
-
-def test_metrics_keep_their_order_behind_the_loss() -> None:
-    values = {"b": 1.0, "val_loss": 2.0, "loss": 3.0, "a": 4.0}
-
-    assert progress.metrics(values, "val_") == [
-        *("val_loss: 3.0000", "val_b: 1.0000", "val_val_loss: 2.0000", "val_a: 4.0000"),
-    ]
-
-
 def test_report_comes_back_as_it_was_told() -> None:
     found = StepReport.decode(REPORT.encode())
 
