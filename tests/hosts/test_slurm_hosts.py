@@ -66,6 +66,15 @@ def _assert_complete(run: BatchRun, undisturbed: Undisturbed) -> None:
     assert digests == {undisturbed(replace(LONG, pause_ms=0))}, run.log
 
 
+def _trained(slurm: SlurmCluster, folder: Path, before: str, *options: str) -> BatchRun:
+    """Return a run that a batch script has trained to its end, with these lines ``before``."""
+    quick = BatchRun(slurm, folder, pause_ms=0)
+    line = shlex.join([str(HOLDFAST), *quick.command])
+    facts = quick.wait_for_end(quick.submit(f"#!/bin/sh\n{before}exec {line}\n", *options))
+    assert facts["JobState"] == "COMPLETED", quick.log
+    return quick
+
+
 # What Slurm does, as the design takes it to be
 
 
@@ -167,8 +176,6 @@ def test_variables_of_srun_and_a_prolog_that_prints_change_no_step(
     slurm: SlurmCluster, folder: Path, undisturbed: Undisturbed
 ) -> None:
     """The agent of the other node has a clean connection, and its step is as ever."""
-    quick = BatchRun(slurm, folder, pause_ms=0)
-    line = shlex.join([str(HOLDFAST), *quick.command])
     variables = {
         **dict.fromkeys(("SRUN_CPUS_PER_TASK", "SLURM_LABELIO", "SLURM_KILL_BAD_EXIT"), "1"),
         **{"SLURM_STDINMODE": "none", "SLURM_STDOUTMODE": "none", "SLURM_NTASKS_PER_NODE": "3"},
@@ -180,10 +187,8 @@ def test_variables_of_srun_and_a_prolog_that_prints_change_no_step(
     exports = "".join(f"export {name}={value}\n" for name, value in variables.items())
     greeted = f"GREETING=greetings {_STEP} -w b echo hello\n"
 
-    job = quick.submit(f"#!/bin/sh\n{greeted}{exports}exec {line}\n", "-N2", "-n2")
-    facts = quick.wait_for_end(job)
+    quick = _trained(slurm, folder, f"{greeted}{exports}", "-N2", "-n2")
 
-    assert facts["JobState"] == "COMPLETED", quick.log
     assert "greetings\nhello\n" in quick.log
     assert "2 hosts on the network 10.77.0.0/24: a:1, b:1" in quick.log
     assert " site greets " not in quick.log
@@ -195,13 +200,8 @@ def test_variables_of_srun_and_a_prolog_that_prints_change_no_step(
 def test_heterogeneous_job_tells_of_the_component_that_stays_idle(
     slurm: SlurmCluster, folder: Path, undisturbed: Undisturbed
 ) -> None:
-    quick = BatchRun(slurm, folder, pause_ms=0)
-    line = shlex.join([str(HOLDFAST), *quick.command])
+    quick = _trained(slurm, folder, "", *("-N2", "-n2", ":", "-N1", "-n1"))
 
-    job = quick.submit(f"#!/bin/sh\nexec {line}\n", *("-N2", "-n2", ":", "-N1", "-n1"))
-    facts = quick.wait_for_end(job)
-
-    assert facts["JobState"] == "COMPLETED", quick.log
     assert "c of the same job stay idle: its first component has none of them" in quick.log
     _assert_complete(quick, undisturbed)
 
@@ -249,22 +249,37 @@ def test_requeued_job_that_needs_the_lost_node_waits_for_it(
 
 @_LONG
 @pytest.mark.mpi
-@pytest.mark.parametrize("nodes", ["2", "2-3"], ids=["two", "two-or-three"])
-def test_job_that_has_lost_the_node_of_its_script_is_requeued_by_another_node(
-    slurm: SlurmCluster, run: BatchRun, undisturbed: Undisturbed, nodes: str
+@pytest.mark.parametrize(
+    ("options", "lost", "left"),
+    [
+        (("--nodes=2",), "a", "b,c"),
+        (("--nodes=2-3",), "a", "b,c"),
+        (("--nodes=2", "--no-kill=off"), "b", "a,c"),
+    ],
+    ids=["of the script", "of the script, two or three", "may not go on"],
+)
+def test_job_that_has_lost_the_node_of_its_script_or_may_not_go_on_is_requeued_on_others(
+    slurm: SlurmCluster,
+    folder: Path,
+    undisturbed: Undisturbed,
+    options: tuple[str, ...],
+    lost: str,
+    left: str,
 ) -> None:
     """Slurm alone would let it hold the others until its limit.
 
-    A job begins again only on as many nodes as it has asked for at least.
+    A job begins again only on as many nodes as it has asked for at least.  Where it may not go on,
+    the others train on until Slurm gives the node up, and ends the job.
     """
-    (job,) = run.sbatch(f"--nodes={nodes}", "--time=8")
+    run = BatchRun(slurm, folder, pause_ms=50 if lost == "a" else 400)
+    (job,) = run.sbatch(*options, "--time=8")
     run.wait_for_checkpoint(1)
-    slurm.lose("a")
+    slurm.lose(lost)
 
     facts = run.wait_for_end(job, within_s=_LONG_S)
 
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), run.log
-    assert facts["NodeList"] == "b,c"
+    assert facts["NodeList"] == left
     assert run.events("restored")
     _assert_complete(run, undisturbed)
 
@@ -285,24 +300,6 @@ def test_link_that_has_lost_the_node_of_its_script_ends_for_the_next_where_none_
     assert ends[1]["NodeList"] == "b,c"
     assert run.events("restored")
     _assert_complete(run, undisturbed)
-
-
-@_LONG
-@pytest.mark.mpi
-def test_job_that_may_not_go_on_without_a_node_is_requeued_by_slurm(
-    slurm: SlurmCluster, slow: BatchRun, undisturbed: Undisturbed
-) -> None:
-    """The others train on until Slurm gives the node up, and end the job then."""
-    (job,) = slow.sbatch("--nodes=2", "--time=8", "--no-kill=off")
-    slow.wait_for_checkpoint(1)
-    slurm.lose("b")
-
-    facts = slow.wait_for_end(job, within_s=_LONG_S)
-
-    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), slow.log
-    assert facts["NodeList"] == "a,c"
-    assert slow.events("restored")
-    _assert_complete(slow, undisturbed)
 
 
 @_LONG
