@@ -148,36 +148,24 @@ def test_guard_ends_in_peace_after_one_word_and_kills_itself_after_everything_el
     ],
     ids=["Open MPI", "PMIx", "Hydra"],
 )
-def test_rank_is_that_of_the_job_under_every_launcher(
+def test_worker_gets_its_rank_and_what_mpi_told_it_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, ranks: dict[str, str], rank: int
 ) -> None:
-    for name in guard._RANKS:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {**ranks, "HOLDFAST_GENERATION": "7"}.items():
-        monkeypatch.setenv(name, value)
-
-    hello = json.loads(guard._hello(0))
-
-    assert (hello["kind"], hello["rank"], hello["generation"]) == ("GuardHello", rank, 7)
-    assert hello["directory"] == os.getcwd()
-
-
-def test_worker_gets_what_mpi_told_its_rank_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     told = {
-        "OMPI_COMM_WORLD_RANK": "0",
+        **ranks,
         "PMIX_NAMESPACE": "job.1",
         "OPAL_PREFIX": "/opt/mpi",
         "HYDI_CONTROL_FD": "7",
         "I_MPI_FABRICS": "shm",
         "UCX_TLS": 'posix,"cma"',
     }
-    other = {"TMPDIR": "/tmp/launch-1", "HOLDFAST_GENERATION": "1", "XPMIX_RANK": "1", "PMIX": "2"}
+    other = {"TMPDIR": "/tmp/launch-1", "HOLDFAST_GENERATION": "7", "XPMIX_RANK": "1", "PMIX": "2"}
     with monkeypatch.context() as patch:
         patch.setattr(os, "environ", {**told, **other})
         hello = json.loads(guard._hello(0))
 
+    assert (hello["kind"], hello["rank"], hello["generation"]) == ("GuardHello", rank, 7)
+    assert hello["directory"] == os.getcwd()
     assert hello["environment"] == told
 
 

@@ -170,19 +170,15 @@ def test_phase_of_a_host_is_that_of_the_worker_that_has_come_least_far(
             assert short_report(both).phase == near.label
 
 
-def test_word_of_a_worker_that_has_died_still_counts(both: list[HostedWorker]) -> None:
-    both[0].page.tell_progress(WORD.encode())
-    both[0].pid, both[1].pid = None, os.getpid()
-    both[1].page.phase = Phase.TRAINING
-
-    assert short_report(both) == LaunchReport(WORD, 1, "starting")
-    assert short_report([]) == LaunchReport()
-
-
-def test_word_is_the_newest_by_its_moment_and_not_by_its_step(both: list[HostedWorker]) -> None:
+def test_word_is_the_newest_by_its_moment_and_not_by_its_step_also_of_a_dead_worker(
+    both: list[HostedWorker],
+) -> None:
     """A relaunch takes the step back, and the page of the first launch may still be there."""
     pages = [one.page for one in both]
+    both[1].pid = os.getpid()
     back = dataclasses.replace(WORD, now=20.0, step=16)
+    assert short_report(both) == LaunchReport(None, 1, "starting")
+    assert short_report([]) == LaunchReport()
     found = [short_report(both).progress]
     for content in (b"{}", back.encode()):
         pages[0].tell_progress(WORD.encode())

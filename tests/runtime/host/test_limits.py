@@ -24,7 +24,7 @@ from holdfast.runtime.system.witnessed_time import witnessed_s
 
 DIRECTORY = Path("/dev/shm/holdfast-1-x")
 DEATH = WorkerExited(WorkerId(1), "signal SIGKILL", peak_bytes=300 * MIB)
-MEMORY = Usage(Resource.MEMORY, "the cgroup /job", 10_952_166_605, 12 * GIB)
+_MORE_ROOM = "or make room: a larger /dev/shm (docker: --shm-size), or another TMPDIR"
 
 
 @pytest.fixture
@@ -189,24 +189,14 @@ def test_kills_are_counted_by_the_nearest_group(host: FakeHost, version: int) ->
         host.write("proc/self/cgroup", "5:memory:/job/own")
         host.write("sys/fs/cgroup/memory/job/own/memory.oom_control", under_oom=0, oom_kill=2)
         host.write("sys/fs/cgroup/memory/job/memory.oom_control", oom_kill=7)
-    else:
+    else:  # it counts those of subgroups in all groups above as well
         (host.root / "sys/fs/cgroup/job/own").mkdir(parents=True)
-        host.write("sys/fs/cgroup/job/memory.events", oom=5, oom_kill=2)
+        host.write("sys/fs/cgroup/job/memory.events", oom=5, oom_kill=5)
+        host.write("sys/fs/cgroup/job/memory.events.local", oom=5, oom_kill=2)
     host.write("proc/vmstat", oom_kill=9)
 
     limits = limits_of(host)
     assert (limits.oom_kills(), limits.counts_own_kills) == (2, True)
-
-
-def test_kills_in_subgroups_are_not_ours(host: FakeHost) -> None:
-    """Version 2 counts them in all groups above as well."""
-    host.version_2("/job")
-    host.group_2("/job", GIB, GIB)
-    host.write("sys/fs/cgroup/job/memory.events", oom=5, oom_kill=5)
-    host.write("sys/fs/cgroup/job/memory.events.local", oom=1, oom_kill=1)
-
-    limits = limits_of(host)
-    assert (limits.oom_kills(), limits.counts_own_kills) == (1, True)
 
 
 def test_this_host_has_limits(tmp_path: Path) -> None:
@@ -281,6 +271,10 @@ def test_shared_memory_that_is_nearly_full_is_told_once_and_saved_before(watched
     assert isinstance(event, Pressure)
     assert (event.resource, event.place) == ("shared memory", "/dev/shm")
     assert (event.used, event.limit) == (950 * MIB, GIB)
+    assert event.text == (
+        "shared memory of /dev/shm: 950 MiB of 1.0 GiB in use; at the limit workers die; use "
+        f"fewer workers, {_MORE_ROOM}; asking for a checkpoint"
+    )
     assert watched.saves == 1
 
 
@@ -370,11 +364,16 @@ def test_limits_that_are_too_small_are_told_before_the_first_launch_only(
     watched.watch.begin(3)
     watched.watch.begin(3)
 
-    assert [event.resource for event in watched.told if isinstance(event, Pressure)] == [
+    told = [event for event in watched.told if isinstance(event, Pressure)]
+    assert [event.resource for event in told] == [
         "shared memory",
         "processes and threads",
         "open files",
     ]
+    assert told[0].text == (
+        "3 workers need about 48.0 MiB of shared memory, and 32.0 MiB of 1.0 GiB are free "
+        f"(/dev/shm): use fewer workers, {_MORE_ROOM}"
+    )
     assert watched.saves == 0
 
 
@@ -390,24 +389,7 @@ def test_looks_are_two_seconds_apart_while_there_are_workers(watched: Watched) -
     assert watched.told == []
 
 
-def test_full_memory_is_told_with_a_remedy_and_a_checkpoint() -> None:
-    assert host_limits.describe_fullness(MEMORY) == (
-        "memory of the cgroup /job: 10.2 GiB of 12.0 GiB in use; at the limit workers die; use "
-        "fewer workers or smaller microbatches, or raise the limit; asking for a checkpoint"
-    )
-
-
 def test_death_by_the_oom_killer_has_no_more_figures_than_are_known() -> None:
     words = host_limits.describe_oom_kill(None, None, is_certain=False)
 
     assert words == "out of memory: probably killed by the kernel's OOM killer"
-
-
-def test_small_limit_is_told_with_need_and_remedy() -> None:
-    usage = Usage(Resource.SHARED_MEMORY, "/dev/shm", 32 * MIB, 64 * MIB)
-
-    assert host_limits.describe_need(usage, 4) == (
-        "4 workers need about 64.0 MiB of shared memory, and 32.0 MiB of 64.0 MiB are free "
-        "(/dev/shm): use fewer workers, or make room: a larger /dev/shm (docker: --shm-size), or "
-        "another TMPDIR"
-    )

@@ -385,17 +385,6 @@ def test_lines_are_the_last_of_all_that_are_not_empty(chunks: list[list[bytes]])
     assert last.lines[len(last.lines) - len(newest) :] == tuple(newest) or not newest
 
 
-def test_lines_of_each_worker_keep_their_order() -> None:
-    lines = LogLines()
-    lines.put(0, b"a\n")
-    lines.put(1, b"b\n")
-    lines.put(0, b"c\nd\n")
-    lines.put(0, b"")
-
-    assert lines.take() == [Logged(0, "", "a\nc\nd\n", 0), Logged(1, "", "b\n", 0)]
-    assert lines.take() == []
-
-
 def test_flood_loses_its_own_lines_and_says_where() -> None:
     lines = LogLines(room_bytes=10)
     lines.put(0, b"1\n2\n3\n4\n5\n6\n7\n")
@@ -435,10 +424,13 @@ def test_lines_of_one_worker_may_be_taken_alone_and_wait_while_the_way_is_full()
     lines = LogLines()
     lines.put(0, b"a\n")
     lines.put(1, b"b\n")
+    lines.put(0, b"c\nd\n")
+    lines.put(0, b"")
     lines.is_held = lambda: True
     assert lines.take() == []
 
     lines.is_held = lambda: False
     assert lines.take(1) == [Logged(1, "", "b\n", 0)]
     assert lines.take(1) == []
-    assert lines.take() == [Logged(0, "", "a\n", 0)]
+    assert lines.take() == [Logged(0, "", "a\nc\nd\n", 0)]
+    assert lines.take() == []

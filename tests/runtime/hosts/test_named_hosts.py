@@ -49,20 +49,15 @@ def test_job_without_hosts_has_no_other_one() -> None:
     assert settle_hosts(JobOptions(Path("train.py"), Path("/run"))) == ()
 
 
-def test_resolver_is_asked_only_if_no_name_is_known() -> None:
-    hosts = [HostSlots("slow.example", 1), HostSlots("n1", 1)]
+@pytest.mark.parametrize(
+    ("own", "asked"), [("n1", []), ("n1.example", ["slow.example", "n1"])], ids=["name", "alias"]
+)
+def test_resolver_is_asked_only_if_no_name_is_known(own: str, asked: list[str]) -> None:
+    hosts, found = [HostSlots("slow.example", 1), HostSlots("n1", 1)], list[str]()
 
     def ask(name: str) -> bool:
-        raise AssertionError(f"the resolver is asked for {name}")
+        found.append(name)
+        return name == "n1"
 
-    assert own_host(hosts, own_names=lambda: frozenset({"n1"}), is_own=ask) == hosts[1]
-
-
-def test_alias_of_this_host_is_found_by_its_address() -> None:
-    hosts = [HostSlots("n2-ib", 1), HostSlots("n1-ib", 1)]
-
-    found = own_host(
-        hosts, own_names=lambda: frozenset({"n1"}), is_own=lambda name: name == "n1-ib"
-    )
-
-    assert found == hosts[1]
+    assert own_host(hosts, own_names=lambda: frozenset({own}), is_own=ask) == hosts[1]
+    assert found == asked
