@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cluster import NETWORK, Cluster
 from extended import extended, shortened
-from host_jobs import HostJob, Loss
+from host_jobs import HostJob, Loss, assert_whole
 from host_keeper import port_of
 from workload import LONG, Undisturbed, request_of
 
@@ -72,14 +72,6 @@ def _lines(path: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def _assert_whole(job: JobRun, sha256: str) -> None:
-    assert job.exit_code == 0, job.stderr
-    assert job.sha256 == sha256, job.stderr
-    assert all(epoch.exact for epoch in job.report.epochs)
-    assert "Traceback" not in job.stderr
-    assert job.leftovers == ()
-
-
 def _lost(job: JobRun) -> list[int]:
     return sorted({failure.worker for failure in job.report.failures})
 
@@ -95,7 +87,7 @@ def test_a_loss_on_one_host_changes_no_byte(
         if loss is Loss.FREEZE:  # what is frozen cannot end before
             gated.job.undo(loss, "b")
         job = gated.job.wait()
-    _assert_whole(job, sha256)
+    assert_whole(job, sha256)
     assert len(job.events("launch")) == 1, job.stderr
     assert _lost(job) == ([2, 3] if loss.takes_host else [] if loss is _NOBODY else [2])
 
@@ -111,7 +103,7 @@ def test_a_host_whose_shell_tells_late_makes_no_world_of_its_own(
         assert gated.job.workers("b") == cut_off
         gated.open()
         job = gated.job.wait()
-    _assert_whole(job, sha256)
+    assert_whole(job, sha256)
     assert _lost(job) == [2, 3]
     assert job.events("recovery")
     _, world = job.events("world")
@@ -130,7 +122,7 @@ def test_no_launch_begins_before_the_lease_of_a_host_with_the_whole_world_has_en
         gated.job.strike(Loss.SHELL_LATE, "b")
         gated.open()
         job = gated.job.wait()
-    _assert_whole(job, sha256)
+    assert_whole(job, sha256)
     one, other, *again = _applied(tmp_path / "trace", "b")
     assert max(*one, *other) < min(min(updates) for updates in again)
     assert "b may not know yet that it is lost" in job.stderr
@@ -155,7 +147,7 @@ def test_the_loss_of_two_hosts_at_once_changes_no_byte(
         gated.job.strike(loss, "c")
         gated.open()
         job = gated.job.wait()
-    _assert_whole(job, sha256)
+    assert_whole(job, sha256)
     assert set(_lost(job)) >= {2, 3, 4, 5}
 
 
@@ -172,7 +164,7 @@ def test_a_host_that_comes_back_after_its_loss_disturbs_nobody(
         gated.job.undo(loss, "b")
         gated.open()
         job = gated.job.wait()
-    _assert_whole(job, sha256)
+    assert_whole(job, sha256)
     assert _lost(job) == [2, 3]
 
 
@@ -184,7 +176,7 @@ def test_of_two_hosts_that_lose_each_other_one_is_left_out_in_place(
         cluster.part("b", "c")
         gated.open()
         job = gated.job.wait()
-    _assert_whole(job, sha256)
+    assert_whole(job, sha256)
     assert len(job.events("launch")) == 1, job.stderr
     assert _lost(job) == [1]
     assert "host b was lost: b does not reach c on 10.77.0.0/24 (timed out)" in job.stderr
@@ -205,7 +197,7 @@ def test_host_whose_network_is_down_is_left_out_and_comes_back_with_it(
         gated.job.wait_for("host_back", host="b")
         (tmp_path / "20").touch()
         job = gated.job.wait()
-    _assert_whole(job, sha256)
+    assert_whole(job, sha256)
     (lost,) = job.events("host_lost")
     assert lost["reason"] == "b does not reach a, c on 10.77.0.0/24 (timed out)"
 
@@ -225,7 +217,7 @@ def test_a_host_with_another_script_runs_what_the_job_began_with_when_another_he
         gated.job.kill_head()
         gated.open()
         job = gated.job.wait()
-    _assert_whole(job, sha256)
+    assert_whole(job, sha256)
     assert not job.events("host_refused")
     assert len(job.events("launch")[-1]["workers"]) == 4
     assert f"{gated.script} has changed since this job began: the job goes on with" in job.stderr
@@ -242,7 +234,7 @@ def test_another_head_waits_for_no_host_that_was_lost_before(
         gated.job.kill_head()
         gated.open()
         job = gated.job.wait()
-    _assert_whole(job, sha256)
+    assert_whole(job, sha256)
     assert [len(launch["workers"]) for launch in job.events("launch")] == [6, 4], job.stderr
     assert len(job.events("host_lost")) == 1, job.stderr
 
@@ -257,7 +249,7 @@ def test_a_head_whose_own_cable_is_pulled_says_so_and_trains_on_alone(
         reason = str(gated.job.wait_for("host_lost", host="b")["reason"])
         gated.open()
         job = gated.job.wait()
-    _assert_whole(job, sha256)
+    assert_whole(job, sha256)
     assert reason.startswith(f"the link of a itself to {NETWORK} is down ("), reason
     assert f"host b was lost with its workers (2, 3): {reason}" in job.stderr
 
@@ -276,7 +268,7 @@ def test_a_job_without_a_host_waits_for_one_to_come_back(
             gated.job.wait_for("relaunch")
         gated.job.undo(Loss.CUT, "b")
         job = gated.job.wait()
-    _assert_whole(job, sha256)
+    assert_whole(job, sha256)
     assert len(job.events("launch")) == 2
     assert dies or "waiting for b" in job.stderr
 
@@ -294,7 +286,7 @@ def test_a_lost_head_takes_all_along_and_the_next_job_goes_on(
     request = request_of(_WORKLOAD, tmp_path / "run", workers=4, options=_OPTIONS)
     with HostJob(cluster, request, "a:2,b:2") as second:
         job = second.wait()
-    _assert_whole(job, sha256)
+    assert_whole(job, sha256)
     assert job.events("restored")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 from extended import extended
-from host_jobs import HostJob, Loss
+from host_jobs import HostJob, Loss, assert_whole
 from workload import LONG, Undisturbed, request_of
 
 from holdfast.checkpoint.repair import verify_step
@@ -96,10 +96,7 @@ def test_order_to_stop_keeps_its_save_where_output_is_above_the_speed_of_the_lin
 
 
 def _assert_whole(folder: Path, job: JobRun, sha256: str) -> None:
-    assert job.exit_code == 0, job.stderr
-    assert job.sha256 == sha256, job.stderr
-    assert all(epoch.exact for epoch in job.report.epochs)
-    assert job.leftovers == ()
+    assert_whole(job, sha256)
     assert _verified(folder)[0] == _WORKLOAD.steps
     assert not job.events("checkpoint_failed")
     assert not job.events("prune_failed")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, why_not
 from extended import extended, shortened
-from host_jobs import HostJob
+from host_jobs import HostJob, assert_whole
 from secure_shell import start_ssh
 from secure_shell import why_not as no_ssh
 from workload import EVEN, Undisturbed, Workload, request_of
@@ -34,11 +34,8 @@ def _train(
 
 
 def _assert_whole(job: JobRun, sha256: str) -> None:
-    assert job.exit_code == 0, job.stderr
-    assert job.sha256 == sha256, job.stderr
-    assert all(epoch.exact for epoch in job.report.epochs)
+    assert_whole(job, sha256)
     assert not job.report.failures
-    assert job.leftovers == ()
 
 
 @pytest.mark.parametrize(

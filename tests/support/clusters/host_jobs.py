@@ -59,6 +59,15 @@ _OF_PROCESS = {
 }
 
 
+def assert_whole(job: JobRun, sha256: str) -> None:
+    """Fail unless a job has ended well with this digest, and has left nothing behind."""
+    assert job.exit_code == 0, job.stderr
+    assert job.sha256 == sha256, job.stderr
+    assert all(epoch.exact for epoch in job.report.epochs)
+    assert "Traceback" not in job.stderr
+    assert job.leftovers == ()
+
+
 class HostJob:
     """A job that was started on the head; as a context manager it ends with the block."""
 
