@@ -6,15 +6,12 @@ import contextlib
 import ctypes
 import errno
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_filesystem import FakeFileSystem, PowerCut, Survival
+from fake_filesystem import FakeFileSystem, Survival
 from filesystem_contract import FileSystemContract, LocalFileSystemContract, errno_of
 from whole_save import save
 
@@ -32,14 +29,6 @@ STATE = {"a": np.arange(5000.0)}
 
 DOWNGRADE = "space cannot be reserved ahead: a full disk shows late"
 
-_SAVE = """
-from pathlib import Path
-from holdfast.checkpoint.disk import Disk
-disk = Disk()
-for name in ("first", "second"):
-    disk.write_durably(Path(name), [memoryview(bytes(range(256)) * 1024)])
-print(*disk.new_downgrades(set()), sep="|")
-"""
 
 ROOT = Path("/run")
 FILE = ROOT / "file"
@@ -281,26 +270,6 @@ def test_interrupted_reservation_is_repeated(monkeypatch: pytest.MonkeyPatch) ->
     assert len(calls) == 3
 
 
-@pytest.mark.process
-def test_kernel_that_reserves_nothing_sees_each_byte_once(tmp_path: Path) -> None:
-    strace = shutil.which("strace")
-    if strace is None:
-        pytest.skip("strace shows the system calls")
-    trace = tmp_path / "trace"
-    command = [strace, "-f", "-o", str(trace), "-e", "trace=fallocate,pwrite64,pwritev,pwritev2"]
-    command += ["-e", "inject=fallocate:error=EOPNOTSUPP", sys.executable, "-c", _SAVE]
-
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    if "ptrace" in done.stderr.lower():
-        pytest.skip("this machine lets no process be traced")
-    calls = [line.split(maxsplit=1)[1] for line in trace.read_text().splitlines() if "(" in line]
-    assert done.stdout.strip() == DOWNGRADE
-    names = [call.split("(")[0].removesuffix("2") for call in calls]
-    assert names == ["fallocate", "pwritev"] * 2
-    assert (tmp_path / "second").read_bytes() == bytes(range(256)) * 1024
-
-
 class Clock:
     """A clock that only pauses and reads move."""
 
@@ -448,39 +417,3 @@ def test_writeback_makes_nothing_durable_and_may_lose_all_of_it() -> None:
 
     for files in (begun, failed):
         assert read_back(files.after_power_cut(Survival.NOTHING), FILE) == b""
-
-
-def test_failure_strikes_its_call_only_and_does_nothing() -> None:
-    files = FakeFileSystem()
-    files.fail_at(1, errno.ENOSPC)
-    files.mkdir(ROOT / "a")
-
-    with pytest.raises(OSError, match="No space left"):
-        files.mkdir(ROOT / "b")
-    files.mkdir(ROOT / "c")
-
-    assert files.list(ROOT) == ("a", "c")
-
-
-def test_no_call_works_without_power() -> None:
-    files = FakeFileSystem()
-    files.cut_power_at(1)
-    files.mkdir(ROOT / "a")
-
-    for _ in range(3):
-        with pytest.raises(PowerCut):
-            files.list(ROOT)
-
-    assert files.after_power_cut(Survival.NAMES).list(ROOT) == ("a",)
-
-
-def test_shortened_calls_move_half() -> None:
-    files = FakeFileSystem()
-    handle = files.create_exclusive(FILE)
-    files.shorten_at(1)
-    files.shorten_at(2)
-
-    written = files.write(handle, [memoryview(b"abcd"), memoryview(b"ef")], 0)
-    read = files.read(handle, memoryview(bytearray(3)), 0)
-
-    assert (written, read) == (3, 2)

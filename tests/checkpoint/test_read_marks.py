@@ -13,7 +13,7 @@ from whole_save import save
 
 from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.names import step_name
-from holdfast.checkpoint.retention import Pruner, ReadMarks, Retention, bad_steps
+from holdfast.checkpoint.retention import Pruner, ReadMarks, Retention
 from holdfast.checkpoint.store import CheckpointStore
 
 FILES = ("MANIFEST.json", "shard-00000-of-00002.h5", "shard-00001-of-00002.h5")
@@ -170,13 +170,3 @@ def test_newest_two_of_one_step_stay(store: CheckpointStore) -> None:
     Pruner(store, Retention(), RUN).prune()
 
     assert bad_names(store) == sorted(names[1:])
-
-
-def test_removal_that_was_cut_short_is_completed(store: CheckpointStore) -> None:
-    bad = bad_steps([add_bad(store, 10)])[0]
-    (store.directory / bad.bad_name).rename(store.directory / bad.removed_name)
-    add(store, 50)
-
-    assert Pruner(store, Retention(), RUN).prune() == ()
-
-    assert store.names() == (step_name(50),)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from whole_save import save
 
 from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.image import (
@@ -31,10 +29,6 @@ from holdfast.checkpoint.tensor import ShardLayout, Tensor, Tensors, TensorSpec,
 
 HEADER = Header("run of ümläut", 7, 30)
 
-needs_tools = pytest.mark.skipif(
-    shutil.which("h5ls") is None or shutil.which("h5dump") is None,
-    reason="h5ls and h5dump are not installed (Debian: hdf5-tools)",
-)
 STATE_HEADER = Header("run", 1, 30)
 STATE: dict[str, Tensor] = {
     "a": np.arange(9000, dtype=np.float32).reshape(90, 100),
@@ -276,28 +270,3 @@ def test_environment_is_as_before_when_loading_fails(monkeypatch: pytest.MonkeyP
         raise ImportError("no HDF5")
 
     assert os.environ[VARIABLE] == "/opt/plugins"
-
-
-def output_of(*command: str) -> str:
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stderr == ""
-    return found.stdout
-
-
-@pytest.fixture
-def plain_shard(store: CheckpointStore, state_of: Callable[[int], dict[str, Tensor]]) -> Path:
-    state = state_of(1) | {"plain/kernel": np.arange(12, dtype=np.float32).reshape(3, 4) / 4}
-    directory = save(store, state, header=Header("run", 7, 30))
-    (path,) = directory.glob("*.h5")
-    return path
-
-
-@needs_tools
-def test_h5dump_shows_the_values_and_where_they_belong(plain_shard: Path) -> None:
-    dump = output_of("h5dump", "-d", "/plain/kernel", str(plain_shard))
-
-    assert "(0,0): 0, 0.25, 0.5, 0.75," in dump
-    assert "(2,0): 2, 2.25, 2.5, 2.75" in dump
-    assert "H5T_IEEE_F32LE" in dump
-    for attribute in ("name", "dtype", "shape", "start", "stop"):
-        assert f'ATTRIBUTE "{attribute}"' in dump

@@ -84,17 +84,6 @@ def test_staging_is_invisible_until_commit(store: CheckpointStore) -> None:
     assert value_of(store, 30) == 1.0
 
 
-def test_first_commit_of_a_step_wins(store: CheckpointStore) -> None:
-    first, second = staged(store, 1.0, attempt=1), staged(store, 2.0, attempt=2)
-    paths = [first[0].commit(first[1])]
-
-    paths.append(second[0].commit(second[1]))
-
-    assert paths[0] == paths[1]
-    assert value_of(store, 30) == 1.0
-    assert store.names() == ("step-000000000030",)
-
-
 def test_damaged_step_is_moved_aside_by_the_next_commit(store: CheckpointStore) -> None:
     staging, manifest = staged(store, 1.0)
     path = staging.commit(manifest)

@@ -31,7 +31,6 @@ from holdfast.recovery.event import (
     WorldFormed,
 )
 from holdfast.recovery.job import (
-    CHECKPOINTS_OF_A_REFUND,
     JobMachine,
     JobState,
     JobTerms,
@@ -553,15 +552,6 @@ def test_ids_and_generations_of_a_launch_that_was_taken_over_are_never_used_agai
     assert (launch.relaunch, launch.spent) == (2, 3)
 
 
-@given(st.integers(1, 20))
-def test_job_whose_every_launch_goes_on_for_long_is_relaunched_for_ever(limit: int) -> None:
-    budget = RestartBudget(limit)
-    for _ in range(1000):
-        budget = budget.charge(CHECKPOINTS_OF_A_REFUND)
-
-        assert not budget.is_spent
-
-
 @given(workers=st.integers(1, 5), limit=st.integers(0, 6), saves=st.booleans())
 def test_job_that_only_dies_is_relaunched_until_its_budget_is_spent(
     workers: int, limit: int, *, saves: bool
@@ -583,24 +573,3 @@ def test_job_that_only_dies_is_relaunched_until_its_budget_is_spent(
     assert isinstance(command, End)
     assert command.exit_code == 70
     assert launches == 1 + (limit if saves else limit // 2)
-
-
-@given(st.integers(2, 6), st.data())
-def test_relaunch_is_whole_after_a_checkpoint_and_else_as_large_as_the_newest_world(
-    workers: int, data: st.DataObject
-) -> None:
-    machine = JobMachine(JobTerms(workers, 9, can_shrink=True))
-    (first,) = machine.start()
-    assert isinstance(first, Launch)
-    survivors = data.draw(st.sets(st.sampled_from(first.workers), min_size=1))
-    machine.handle(WorldFormed(first.generation + 1, tuple(sorted(survivors)), 5))
-    got_on = data.draw(st.booleans())
-    if got_on:
-        machine.handle(CheckpointCommitted(min(survivors), 5))
-
-    (second,) = machine.handle(LaunchEnded("lost"))
-
-    assert isinstance(second, Launch)
-    assert len(second.workers) == (workers if got_on else len(survivors))
-    assert min(second.workers) > max(first.workers)
-    assert second.generation >= first.generation + workers

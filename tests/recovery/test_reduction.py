@@ -16,10 +16,7 @@ from holdfast.recovery.reduction import (
     FloatVector,
     Node,
     PartialSums,
-    ReductionPlan,
-    children,
     maximal_nodes,
-    path_to,
     plan_reduction,
     root_of,
     slice_bounds,
@@ -48,34 +45,12 @@ def wide_leaves(count: int, seed: int, size: int = 33) -> list[Vector]:
     return list((generator.standard_normal((count, size)) * scales).astype(np.float32))
 
 
-def total_by_plan(plan: ReductionPlan, leaves: list[Vector]) -> Vector:
-    sums: list[Vector] = [
-        tree_sum(leaves[root.node.start : root.node.stop]).copy() for root in plan.roots
-    ]
-    for left, right in plan.combines:
-        sums[left] += sums[right]
-    return sums[0]
-
-
 @st.composite
 def ownerships(draw: st.DrawFn) -> tuple[Assignment, World]:
     """Any owner for any microbatch, as after any history of adoptions."""
     workers = draw(st.integers(1, 8))
     owners = draw(st.lists(st.integers(0, workers - 1), min_size=1, max_size=40))
     return Assignment(tuple(map(WorkerId, owners))), world_of(workers)
-
-
-@given(st.integers(1, 70), st.data())
-def test_path_leads_from_root_through_children_to_leaf(
-    microbatches: int, data: st.DataObject
-) -> None:
-    leaf = data.draw(st.integers(0, microbatches - 1))
-
-    path = path_to(leaf, microbatches)
-
-    assert path[0] == root_of(microbatches)
-    assert path[-1] == Node(leaf, leaf + 1)
-    assert all(below in children(above) for above, below in itertools.pairwise(path))
 
 
 @given(ownerships())
@@ -101,18 +76,6 @@ def test_roots_cover_every_leaf_once_and_each_but_the_first_is_folded_once(
     assert leaves == list(range(assignment.microbatches))
     assert sorted(right for _, right in plan.combines) == list(range(1, len(plan.roots)))
     assert all(left < right for left, right in plan.combines)
-
-
-@given(ownerships(), st.integers(0, 2**32))
-def test_total_has_the_same_bits_whoever_owns_what(
-    ownership: tuple[Assignment, World], seed: int
-) -> None:
-    assignment, world = ownership
-    leaves = wide_leaves(assignment.microbatches, seed)
-
-    plan = plan_reduction(assignment, world, assignment.microbatches)
-
-    assert total_by_plan(plan, leaves).tobytes() == tree_sum(leaves).tobytes()
 
 
 def test_order_of_additions_matters_for_the_vectors_of_these_tests() -> None:
@@ -295,51 +258,9 @@ def test_vector_that_cannot_be_added_is_refused(vector: FloatVector, message: st
     assert sums.nodes == (Node(0, 1),)
 
 
-def nodes_of(microbatches: int) -> list[Node]:
-    """Return all nodes of a tree, parents before their children."""
-    found = [root_of(microbatches)]
-    for node in found:
-        if not node.is_leaf:
-            found += children(node)
-    return found
-
-
-@given(COUNTS)
-def test_left_child_is_complete_and_no_smaller_than_the_right(microbatches: int) -> None:
-    for node in nodes_of(microbatches):
-        if not node.is_leaf:
-            left, right = children(node)
-            assert (left.start, left.stop, right.stop) == (node.start, right.start, node.stop)
-            assert len(left.leaves) & (len(left.leaves) - 1) == 0
-            assert len(left.leaves) >= len(right.leaves)
-
-
-@given(OWNED)
-def test_maximal_nodes_are_of_the_tree_disjoint_and_without_siblings(
-    ownership: tuple[int, set[int]],
-) -> None:
-    microbatches, owned = ownership
-    tree = set(nodes_of(microbatches))
-
-    found = maximal_nodes(owned, microbatches)
-
-    assert set(found) <= tree
-    assert list(itertools.chain(*(node.leaves for node in found))) == sorted(owned)
-    parents = [node for node in tree if not node.is_leaf]
-    assert not any(set(children(parent)) <= set(found) for parent in parents)
-
-
 def leaf(index: int) -> FloatVector:
     """Return a vector whose sums round: their bits tell in which order they were added."""
     return np.random.default_rng(index).normal(size=5).astype(np.float32) * np.float32(10**index)
-
-
-def direct(node: Node) -> FloatVector:
-    """Return the sum of a node by the rule alone."""
-    if node.is_leaf:
-        return leaf(node.start % 7)
-    left, right = children(node)
-    return np.add(direct(left), direct(right))
 
 
 def sums_of(microbatches: int, order: list[int]) -> PartialSums:

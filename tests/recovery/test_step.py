@@ -186,19 +186,6 @@ def test_phase_after_a_vote(phase: SavePhase, agreed: Bit, following: SavePhase)
     assert after_vote(phase, agreed) is following
 
 
-@given(st.lists(st.lists(_SAVE, min_size=3, max_size=3), min_size=1, max_size=12))
-def test_save_ends_only_when_all_have_heard_its_outcome(votes: list[list[Bit]]) -> None:
-    """Only then is its memory free on all of them, and all begin the next one together."""
-    phase = SavePhase.WRITING
-
-    for bits in votes:
-        before = phase
-        phase = after_vote(phase, functools.reduce(operator.and_, bits))
-        have_heard = all(Bit.SETTLED in mine for mine in bits)
-        assert phase is before or have_heard
-        assert before is not SavePhase.WRITING or (phase is not before) is have_heard
-
-
 @pytest.mark.parametrize("event", list(StepEvent))
 @pytest.mark.parametrize("state", list(StepState))
 def test_event_is_obeyed_or_refused_by_name(state: StepState, event: StepEvent) -> None:
@@ -261,16 +248,3 @@ def test_everyone_but_the_minority_agrees(digests: list[bytes]) -> None:
     assert len(set(kept)) == (1 if found.has_majority else 0)
     if found.has_majority:
         assert 2 * len(kept) > len(digests)
-
-
-@given(st.lists(st.sampled_from([b"a", b"b", b"c"]), min_size=1, max_size=9), st.data())
-def test_who_is_wrong_does_not_depend_on_the_order_of_ranks(
-    digests: list[bytes], data: st.DataObject
-) -> None:
-    order = data.draw(st.permutations(range(len(digests))))
-
-    straight = compare_digests(digests)
-    shuffled = compare_digests([digests[rank] for rank in order])
-
-    assert shuffled.has_majority is straight.has_majority
-    assert {order[rank] for rank in shuffled.minority} == set(straight.minority)

@@ -90,23 +90,6 @@ def test_after_any_deaths_every_microbatch_has_one_active_owner(
         assert all(owned.owned_by(spare) == () for spare in world.spares)
 
 
-@given(MICROBATCHES, shrinking())
-def test_adoption_a_second_time_moves_nothing(microbatches: int, history: list[World]) -> None:
-    """Workers that repair twice for the same world come to the same assignment."""
-    once = adopt(assign(microbatches, history[0]), history[-1])
-
-    assert adopt(once, history[-1]) == once
-
-
-@given(MICROBATCHES, shrinking())
-def test_survivor_keeps_all_that_it_has_computed(microbatches: int, history: list[World]) -> None:
-    owned = assign(microbatches, history[0])
-    for world in history[1:]:
-        before, owned = owned, adopt(owned, world)
-        for worker in world.active:
-            assert set(before.owned_by(worker)) <= set(owned.owned_by(worker))
-
-
 @given(MICROBATCHES, worlds())
 def test_orphans_are_adopted_in_runs_of_neighbours(microbatches: int, world: World) -> None:
     strangers = World(1, tuple(WorkerId(100 + w) for w in world.workers), world.capacity)
@@ -170,21 +153,6 @@ def test_orphans_go_to_those_with_the_fewest(
     assignment = assign(6, before)
 
     assert owners_of(adopt(assignment, after)) == expected
-
-
-@given(MICROBATCHES, shrinking())
-def test_no_adopter_ends_above_a_worker_that_could_have_adopted(
-    microbatches: int, history: list[World]
-) -> None:
-    before, after = history[0], history[-1]
-    assignment = assign(microbatches, before)
-
-    loads = Counter(adopt(assignment, after).owners)
-
-    lowest = min(loads[worker] for worker in after.active)
-    for worker in after.active:
-        if loads[worker] > len(assignment.owned_by(worker)):
-            assert loads[worker] <= lowest + 1
 
 
 @st.composite

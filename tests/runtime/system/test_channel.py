@@ -72,20 +72,6 @@ def test_drain_returns_what_is_there_without_waiting(ends: tuple[LineChannel, Li
     assert not right.is_closed
 
 
-def test_message_that_came_with_another_is_known_although_nothing_is_readable(
-    ends: tuple[LineChannel, LineChannel],
-) -> None:
-    ours, theirs = ends
-    for number in range(2):
-        ours.send({"n": number})
-    assert not theirs.has_news
-
-    assert theirs.receive() == {"n": 0}
-    assert theirs.has_news
-    assert theirs.receive() == {"n": 1}
-    assert not theirs.has_news
-
-
 def test_half_a_message_at_the_end_is_dropped(raw_lines: tuple[socket.socket, LineChannel]) -> None:
     peer, channel = raw_lines
     peer.sendall(b'{"n":1}\n{"n":')
@@ -142,24 +128,6 @@ def test_descriptors_that_nobody_claims_are_closed_with_the_channel(
 
     assert os.read(read_end, 1) == b""
     os.close(read_end)
-
-
-def test_post_waits_for_a_slow_peer_and_loses_nothing(
-    ends: tuple[LineChannel, LineChannel],
-) -> None:
-    left, right = ends
-    text = "x" * 100_000
-    for n in range(20):
-        left.post({"n": n, "text": text})
-    assert left.wants_write
-
-    received: list[int] = []
-    while left.wants_write:
-        received += [message["n"] for message in right.drain()]
-        left.flush()
-    received += [message["n"] for message in right.drain()]
-
-    assert received == list(range(20))
 
 
 def test_two_ends_that_serve_each_other_lose_nothing_and_end_together(
@@ -223,20 +191,6 @@ def test_post_of_descriptors_does_not_wait_for_a_peer_that_does_not_read(
     for message in received:
         os.close(*message[FDS])
     assert [message["n"] for message in received] == list(range(20))
-
-
-def test_peer_that_never_reads_is_given_up(
-    ends: tuple[LineChannel, LineChannel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("holdfast.runtime.system.channel._MAX_OUTBOX_BYTES", 1_000_000)
-    left, _ = ends
-
-    for _ in range(20):
-        left.post({"text": "x" * 100_000})
-
-    assert not left.wants_write
-    assert left.drain() == []
-    assert left.is_closed
 
 
 def test_what_a_dead_peer_has_said_can_still_be_read(ends: tuple[LineChannel, LineChannel]) -> None:

@@ -38,16 +38,6 @@ def test_agent_sees_what_the_worker_writes(sides: tuple[WorkerStatus, WorkerStat
     assert agent.phase.label == "repairing"
 
 
-def test_status_outlives_its_worker(sides: tuple[WorkerStatus, WorkerStatus]) -> None:
-    agent, worker = sides
-    worker.commit(7)
-
-    worker.close()
-    worker.close()
-
-    assert agent.step == 7
-
-
 def test_request_is_pending_until_it_is_answered(
     sides: tuple[WorkerStatus, WorkerStatus],
 ) -> None:
@@ -122,17 +112,6 @@ def test_work_in_hand_is_seen_by_the_agent_until_it_is_done() -> None:
     assert agent.work is None
     worker.close()
     agent.close()
-
-
-def test_commits_are_counted_and_a_resumed_step_is_none() -> None:
-    page = WorkerStatus.create()
-
-    page.step = 40
-    page.commit(41)
-    page.commit(41)
-
-    assert (page.step, page.commits) == (41, 2)
-    page.close()
 
 
 def test_each_microbatch_is_a_turn_of_its_own(sides: tuple[WorkerStatus, WorkerStatus]) -> None:
