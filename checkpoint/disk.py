@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from holdfast.checkpoint.errors import StorageFailed
-from holdfast.checkpoint.filesystem import DirectoryName, FileSystem, LocalFileSystem
+from holdfast.checkpoint.filesystem import DirectoryName, FileSystem
 
 _T = TypeVar("_T")
 Watch: TypeAlias = Callable[[int], None]
@@ -40,7 +40,7 @@ class Disk:
     """A file system as the checkpoint store wants it; safe to use from several threads."""
 
     def __init__(self, filesystem: FileSystem | None = None) -> None:
-        self._files: FileSystem = filesystem if filesystem is not None else LocalFileSystem()
+        self._files: FileSystem = filesystem if filesystem is not None else FileSystem()
         self._downgrades: dict[str, None] = {}
         self._watch: Watch = unwatched
 

@@ -56,7 +56,11 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class CheckpointError(Exception):
-    """A checkpoint could not be saved or restored, for a reason that one sentence explains."""
+    """A checkpoint could not be saved or restored, for a ``reason`` that one sentence explains."""
+
+    def __init__(self, sentence: str, reason: str | None = None) -> None:
+        super().__init__(sentence)
+        self.reason = sentence if reason is None else reason
 
 
 class StateUnsupported(CheckpointError):
@@ -112,9 +116,8 @@ class CheckpointInvalid(CheckpointError):
     sentence = "checkpoint step {} is invalid: {}; use an older step with --step N"
 
     def __init__(self, step: int, reason: str, *, is_other_runs: bool = False) -> None:
-        super().__init__(self.sentence.format(step, reason))
+        super().__init__(self.sentence.format(step, reason), reason)
         self.step = step
-        self.reason = reason
         self.is_other_runs = is_other_runs
 
 

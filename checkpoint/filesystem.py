@@ -1,8 +1,8 @@
 """The seam to the file system: few calls, each of which maps to one system call.
 
-Everything durable goes through ``FileSystem``, so that a fake can fail any call
-and cut the power after any call.  Implementations raise ``OSError`` and decide
-nothing: retries, messages and fallbacks are ``Disk``'s.
+Everything durable goes through ``FileSystem``, so that a fake, which overrides each call, can
+fail any call and cut the power after any call.  All raise ``OSError`` and decide nothing:
+retries, messages and fallbacks are ``Disk``'s.
 
 Handles are small integers.  ``write`` and ``read`` may move fewer bytes than
 asked, as the system calls may.  What the ``os`` module lacks is called through the libc's
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 _RENAME_NOREPLACE = 1  # linux/fs.h
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
@@ -46,69 +46,7 @@ class DirectoryName(str):
     __slots__ = ()
 
 
-class FileSystem(Protocol):
-    """The calls that a checkpoint store makes; all raise ``OSError``."""
-
-    def mkdir(self, path: Path) -> None:
-        """Make a directory as the umask allows; fails if anything of that name exists."""
-
-    def create_exclusive(self, path: Path) -> int:
-        """Create a file in the same way, open it for writing; fails if the name is taken."""
-
-    def open_read(self, path: Path) -> int:
-        """Open a regular file for reading; fails for links and anything else."""
-
-    def size(self, handle: int) -> int:
-        """Return the bytes of an open file."""
-
-    def allocate(self, handle: int, size_bytes: int) -> None:
-        """Reserve blocks, so that a full disk is noticed before anything is written."""
-
-    def write(self, handle: int, buffers: Sequence[memoryview], offset: int) -> int:
-        """Write consecutive buffers at ``offset``; return how many bytes were taken."""
-
-    def start_writeback(self, handle: int, offset: int, size_bytes: int) -> None:
-        """Let the disk begin to write these bytes; this makes nothing durable."""
-
-    def read(self, handle: int, buffer: memoryview, offset: int) -> int:
-        """Fill ``buffer`` from ``offset``; return how many bytes came, 0 at the end."""
-
-    def uncache(self, handle: int) -> None:
-        """Drop an open file's pages from memory, so that the next read comes from the disk."""
-
-    def fsync(self, handle: int) -> None:
-        """Make the contents of an open file durable."""
-
-    def close(self, handle: int) -> None:
-        """Close a handle; the handle is gone even if this fails."""
-
-    def fsync_directory(self, path: Path) -> None:
-        """Make the names in a directory durable."""
-
-    def rename_noreplace(self, source: Path, target: Path) -> None:
-        """Rename; fails with ``EEXIST`` if anything of the new name exists."""
-
-    def list(self, path: Path) -> tuple[str, ...]:
-        """Return the names in a directory, in ascending order.
-
-        Those of directories are of the type ``DirectoryName``.  It is one reading of the
-        directory, however many names there are.
-        """
-
-    def is_directory(self, path: Path) -> bool:
-        """Return whether ``path`` is a directory itself, not a link to one."""
-
-    def identity(self, path: Path) -> tuple[int, int]:
-        """Return what tells the file or directory ``path`` from every other that exists."""
-
-    def unlink(self, path: Path) -> None:
-        """Remove a file."""
-
-    def rmdir(self, path: Path) -> None:
-        """Remove an empty directory."""
-
-
-class LocalFileSystem:
+class FileSystem:
     """The file system of this machine.
 
     Below ``root`` no symbolic link is followed, not even one that appears during a call:
@@ -125,18 +63,18 @@ class LocalFileSystem:
         self._fence = fence
 
     def mkdir(self, path: Path) -> None:
-        """Call mkdirat(2)."""
+        """Make a directory as the umask allows; fails if anything of that name exists."""
         with self._parent(path) as parent:
             os.mkdir(path.name, dir_fd=parent)
 
     def create_exclusive(self, path: Path) -> int:
-        """Call openat(2) with ``O_EXCL``."""
+        """Create a file in the same way, open it for writing; fails if the name is taken."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with self._parent(path) as parent:
             return os.open(path.name, flags, 0o666, dir_fd=parent)
 
     def open_read(self, path: Path) -> int:
-        """Open a regular file; a FIFO does not block, it is refused."""
+        """Open a regular file for reading; links, FIFOs and all else are refused at once."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
         with self._parent(path) as parent:
             handle = os.open(path.name, flags, dir_fd=parent)
@@ -150,11 +88,11 @@ class LocalFileSystem:
         return os.fstat(handle).st_size
 
     def allocate(self, handle: int, size_bytes: int) -> None:
-        """Reserve blocks by fallocate(2) itself.
+        """Reserve blocks, so that a full disk is noticed before anything is written.
 
-        It fails with ``EOPNOTSUPP`` where the file system reserves nothing.  posix_fallocate(3)
-        does not: glibc then writes a byte into every block, so the file is written twice and
-        nothing is reserved.
+        That is fallocate(2) itself.  It fails with ``EOPNOTSUPP`` where the file system reserves
+        nothing.  posix_fallocate(3) does not: glibc then writes a byte into every block, so the
+        file is written twice and nothing is reserved.
         """
         start, size = ctypes.c_int64(0), ctypes.c_int64(size_bytes)
         while True:
@@ -165,38 +103,38 @@ class LocalFileSystem:
             return
 
     def write(self, handle: int, buffers: Sequence[memoryview], offset: int) -> int:
-        """Write by pwritev(2), without the GIL."""
+        """Write consecutive buffers at ``offset``, without the GIL; return the bytes taken."""
         return os.pwritev(handle, buffers, offset)
 
     def start_writeback(self, handle: int, offset: int, size_bytes: int) -> None:
-        """Call sync_file_range(2), without the GIL; fails with ``ENOSYS`` where there is none."""
+        """Let the disk begin to write these bytes, by sync_file_range(2); nothing gets durable."""
         # Waiting is left to fsync: a wait here would take an error that fsync must see.
         start, size = ctypes.c_int64(offset), ctypes.c_int64(size_bytes)
         _call("sync_file_range", handle, start, size, ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
 
     def read(self, handle: int, buffer: memoryview, offset: int) -> int:
-        """Read by preadv(2), without the GIL."""
+        """Fill ``buffer`` from ``offset``, without the GIL; return the bytes read, 0 at the end."""
         return os.preadv(handle, [buffer], offset)
 
     def uncache(self, handle: int) -> None:
-        """Drop clean pages by posix_fadvise(2)."""
+        """Drop an open file's pages from memory, so that the next read comes from the disk."""
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def fsync(self, handle: int) -> None:
-        """Sync data and size."""
+        """Make the contents of an open file durable."""
         os.fsync(handle)
 
     def close(self, handle: int) -> None:
-        """Release the descriptor."""
+        """Close a handle; it is gone even if this fails."""
         os.close(handle)
 
     def fsync_directory(self, path: Path) -> None:
-        """Open the directory, call fsync(2) on it."""
+        """Make the names in a directory durable."""
         with self._opened(path, os.O_RDONLY) as directory:
             os.fsync(directory)
 
     def rename_noreplace(self, source: Path, target: Path) -> None:
-        """Rename by renameat2(2) where there is one.
+        """Rename, by renameat2(2) where there is one; fails with ``EEXIST`` if the name is taken.
 
         Elsewhere rename(2) must do: it refuses to put a directory onto one that
         is not empty, and a committed checkpoint never is.
@@ -207,15 +145,16 @@ class LocalFileSystem:
                 os.rename(source.name, target.name, src_dir_fd=old, dst_dir_fd=new)
 
     def list(self, path: Path) -> tuple[str, ...]:
-        """Read the directory by getdents64(2), which tells the kinds as well.
+        """Return the names in a directory, in ascending order, by one reading of it.
 
-        The few file systems that tell no kinds are asked for each.
+        Those of directories are of the type ``DirectoryName``.  The few file systems that tell no
+        kinds are asked for each.
         """
         with self._opened(path, os.O_RDONLY) as directory, os.scandir(directory) as found:
             return tuple(sorted(map(_name_of, found)))
 
     def is_directory(self, path: Path) -> bool:
-        """Call fstatat(2) without following a link."""
+        """Return whether ``path`` is a directory itself, not a link to one."""
         try:
             with self._parent(path) as parent:
                 found = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
@@ -224,7 +163,7 @@ class LocalFileSystem:
         return stat.S_ISDIR(found.st_mode)
 
     def identity(self, path: Path) -> tuple[int, int]:
-        """Return device and inode, by fstatat(2)."""
+        """Return what tells ``path`` from every other file that exists: device and inode."""
         with self._parent(path) as parent:
             found = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
         return found.st_dev, found.st_ino
@@ -277,7 +216,7 @@ def _close_directory(handle: int) -> None:
         os.close(handle)
 
 
-class PacedFileSystem(LocalFileSystem):
+class PacedFileSystem(FileSystem):
     """The local file system, read at ``bytes_per_s`` at most on average.
 
     For work that nobody waits for: a read-back of a large step at full speed

@@ -13,7 +13,7 @@ The workers of a host fill one memory together.  Each copies its share, and writ
 records of what it has digested behind the images (`image_map`).  When all have done so, the
 memory holds every shard and every record of the save, and no worker is needed any more.
 
-*The skeleton.*  A shard is an ordinary HDF5 file whose data HDF5 never sees.  HDF5 lays the file
+*The frame.*  A shard is an ordinary HDF5 file whose data HDF5 never sees.  HDF5 lays the file
 out and writes its metadata into memory.  It tells the place of each dataset's bytes, and the writer
 of the file puts them there.  The library libhdf5 crashes on a full disk and holds the GIL for large
 images.  Here it meets neither the disk nor the data, and a shard is written at the speed of raw
@@ -24,7 +24,7 @@ file: every byte of a shard is either metadata (or padding) or a piece of a tens
 
 All shards of one writer, layout and run differ in 16 bytes only: the mark of the save.
 The mark is the data of a dataset of its own, because HDF5 puts checksums on metadata but
-not on data.  So a skeleton is built once and marked anew for each save.
+not on data.  So it is built once and marked anew for each save.
 
 The name of a tensor becomes an HDF5 path, for people: a restore goes by the manifest alone.
 The slashes of a name make groups.  Components that HDF5 would read differently are
@@ -68,7 +68,6 @@ _PRELOAD, _NO_PLUGINS = "HDF5_PLUGIN_PRELOAD", "::"  # H5PL_NO_PLUGIN of H5PLpub
 
 ALIGNMENT_BYTES = 4096
 _METADATA_BLOCK_BYTES = 64 * 1024
-_PAGE_BYTES = 4096
 
 _MARK_PATH = "%save"
 """No tensor's name makes this path (`dataset_paths`)."""
@@ -101,8 +100,8 @@ with no_plugins():
 
 
 @dataclass(frozen=True, slots=True)
-class Skeleton:
-    """A shard without its data.
+class ShardImage:
+    """The shard of one writer of one layout: the file but for its data, and how to fill it.
 
     ``offsets[i]`` is the offset in bytes of the i-th piece, 0 for an empty one.
     ``gaps`` are the bytes between the pieces.  ``order`` holds the indices of the
@@ -110,6 +109,8 @@ class Skeleton:
     The mark is in gap ``mark[0]``, at byte ``mark[1]`` of it.
     """
 
+    layout: ShardLayout
+    writer: int
     size: int
     pieces: tuple[Piece, ...]
     offsets: tuple[int, ...]
@@ -124,36 +125,80 @@ class Skeleton:
         _MARK.pack_into(whole, start, header.generation, header.step)
         return (*self.gaps[:gap], bytes(whole), *self.gaps[gap + 1 :])
 
+    def copy_frame(self, buffer: memoryview, header: Header) -> None:
+        """Copy all that is outside the pieces: HDF5's metadata, and the mark of the save."""
+        position = 0
+        for gap, piece in zip(self.marked(header), (*self.order, None), strict=True):
+            _put(buffer, position, memoryview(gap))
+            if piece is not None:
+                position = self.offsets[piece] + self.pieces[piece].nbytes
 
-# The world keeps its layout for hours, and a skeleton costs a fifth of a millisecond a tensor.
+    def frame_digest(self, header: Header) -> str:
+        """Return the digest of all that is outside the pieces."""
+        outside = Digest()
+        for gap in self.marked(header):
+            outside.update(gap)
+        return outside.hexdigest()
+
+    def piece_bytes(self, state: Tensors, index: int) -> memoryview:
+        """Return the bytes of a piece of ``state``; only awkward memory is copied."""
+        piece = self.pieces[index]
+        return bytes_of(state[piece.spec.name], piece.start, piece.stop)
+
+    def contents(self, state: Tensors) -> list[memoryview]:
+        """Return the pieces of ``state``, by number.
+
+        Raises ``StateUnsupported`` if the state does not fit the layout.
+        """
+        self.layout.refuse_other(state)
+        return [self.piece_bytes(state, index) for index in range(len(self.pieces))]
+
+    def buffers(self, contents: Sequence[memoryview], header: Header) -> list[memoryview]:
+        """Return the file as a list of buffers: gap, piece, gap, …, gap."""
+        first, *others = self.marked(header)
+        buffers = [memoryview(first)]
+        for index, gap in zip(self.order, others, strict=True):
+            buffers += [contents[index], memoryview(gap)]
+        return buffers
+
+    def describe(self, contents: Sequence[memoryview], header: Header) -> ShardRecord:
+        """Return the record of the shard that is made of the same contents."""
+        records = tuple(
+            entry_of(self.pieces[i], self.writer, self.offsets[i], digest_of(contents[i]))
+            for i in self.order
+        )
+        return ShardRecord(self.writer, self.size, self.frame_digest(header), records)
+
+
+# The world keeps its layout for hours, and an image costs a fifth of a millisecond a tensor.
 @functools.lru_cache(maxsize=64)
-def build_skeleton(layout: ShardLayout, writer: int, run_id: str) -> Skeleton:
+def lay_out_shard(layout: ShardLayout, writer: int, run_id: str) -> ShardImage:
     """Return the file that ``writer`` fills; takes about 0.2 ms a tensor of any size.
 
     Raises ``StateUnsupported`` if HDF5 cannot express the layout.
     """
     pieces = layout.pieces(writer)
     paths = dataset_paths(spec.name for spec in layout.specs)
-    memory = _SparseFile()
     try:
-        with _create(memory) as file:
-            _annotate(file.id, "run_id", run_id)
-            _annotate(file.id, "writer", writer)
-            _annotate(file.id, "writers", layout.writers)
-            mark = _reserve_mark(file)
-            groups, creation = _Groups(file.id), _creation()
-            offsets = tuple(
-                _reserve(groups.of(path[:-1]), path[-1], piece, creation)
-                for piece, path in ((piece, paths[piece.spec.name]) for piece in pieces)
-            )
+        # Only pages that HDF5 writes take memory.
+        with os.fdopen(os.memfd_create("holdfast-shard"), "w+b", buffering=0) as memory:
+            with _create(memory) as file:
+                _annotate(file.id, "run_id", run_id)
+                _annotate(file.id, "writer", writer)
+                _annotate(file.id, "writers", layout.writers)
+                mark = _reserve_mark(file)
+                groups, creation = _Groups(file.id), _creation()
+                offsets = tuple(
+                    _reserve(groups.of(path[:-1]), path[-1], piece, creation)
+                    for piece, path in ((piece, paths[piece.spec.name]) for piece in pieces)
+                )
+            filled = (i for i, piece in enumerate(pieces) if piece.nbytes)
+            order = tuple(sorted(filled, key=offsets.__getitem__))
+            spans = [(offsets[i], pieces[i].nbytes) for i in order]
+            size, gaps = memory.seek(0, os.SEEK_END), _gaps(memory, spans)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise StateUnsupported(f"HDF5 cannot lay out shard {writer}: {error}") from error
-    order = tuple(
-        sorted((i for i, piece in enumerate(pieces) if piece.nbytes), key=offsets.__getitem__)
-    )
-    spans = [(offsets[i], pieces[i].nbytes) for i in order]
-    gaps = _gaps(memory, spans)
-    return Skeleton(memory.size, pieces, offsets, order, gaps, _place_of(mark, spans))
+    return ShardImage(layout, writer, size, pieces, offsets, order, gaps, _place_of(mark, spans))
 
 
 def _place_of(offset: int, spans: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -162,13 +207,14 @@ def _place_of(offset: int, spans: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return len(before), offset - (before[-1] if before else 0)
 
 
-def _gaps(memory: _SparseFile, spans: Sequence[tuple[int, int]]) -> tuple[bytes, ...]:
+def _gaps(memory: io.FileIO, spans: Sequence[tuple[int, int]]) -> tuple[bytes, ...]:
+    """Read what lies before, between and after the spans of a file."""
     gaps = []
-    position = 0
+    memory.seek(0)
     for offset, length in spans:
-        gaps.append(memory.peek(position, offset))
-        position = offset + length
-    return (*gaps, memory.peek(position, memory.size))
+        gaps.append(memory.read(offset - memory.tell()))
+        memory.seek(offset + length)
+    return (*gaps, memory.read())
 
 
 def dataset_paths(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -189,7 +235,7 @@ def _encode(component: str) -> str:
     return component.replace("%", "%25").replace("\0", "%00")
 
 
-def _create(memory: _SparseFile) -> h5py.File:
+def _create(memory: io.FileIO) -> h5py.File:
     """Create a file without timestamps, so that the same layout always has the same bytes."""
     creation = h5p.create(h5p.FILE_CREATE)
     creation.set_obj_track_times(False)  # of the root group
@@ -296,159 +342,8 @@ def _space(shape: tuple[int, ...]) -> h5s.SpaceID:
     return h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
 
 
-class _SparseFile(io.RawIOBase):
-    """A file in memory that keeps only the pages that were written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.size = 0
-        self._position = 0
-        self._pages: dict[int, bytearray] = {}
-
-    def peek(self, start: int, stop: int) -> bytes:
-        """Return bytes of the file; bytes that were never written are zeros."""
-        out = bytearray(stop - start)
-        for page, inside, outside in _page_ranges(start, stop):
-            if page in self._pages:
-                out[outside] = self._pages[page][inside]
-        return bytes(out)
-
-    def write(self, data: memoryview) -> int:  # type: ignore[override]
-        """Put bytes at the current position."""
-        start, stop = self._position, self._position + len(data)
-        for page, inside, outside in _page_ranges(start, stop):
-            self._pages.setdefault(page, bytearray(_PAGE_BYTES))[inside] = data[outside]
-        self._position = stop
-        self.size = max(self.size, stop)
-        return len(data)
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fill ``buffer`` from the current position."""
-        start = self._position
-        stop = min(start + len(buffer), max(self.size, start))
-        buffer[: stop - start] = self.peek(start, stop)
-        self._position = stop
-        return stop - start
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move the current position."""
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
-        self._position = origin + offset
-        return self._position
-
-    def tell(self) -> int:
-        """Return the current position."""
-        return self._position
-
-    def truncate(self, size: int | None = None) -> int:
-        """Set the size, as HDF5 does when it closes the file."""
-        self.size = self._position if size is None else size
-        return self.size
-
-    def readable(self) -> bool:
-        """Return True: HDF5 may read its metadata back."""
-        return True
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-
-def _page_ranges(start: int, stop: int) -> list[tuple[int, slice, slice]]:
-    """Return (page, slice of the page, slice of the range) for each page that a range touches."""
-    ranges = []
-    for page in range(start // _PAGE_BYTES, -(-stop // _PAGE_BYTES)):
-        low = max(start, page * _PAGE_BYTES)
-        high = min(stop, (page + 1) * _PAGE_BYTES)
-        base = page * _PAGE_BYTES
-        ranges.append((page, slice(low - base, high - base), slice(low - start, high - start)))
-    return ranges
-
-
 _CHUNK_BYTES = 4 * 2**20
 """Copying this much holds the interpreter's lock for a millisecond, so heartbeats go on."""
-
-
-class ShardImage:
-    """The shard of one writer of one layout, in a buffer of at least ``size`` bytes."""
-
-    def __init__(
-        self,
-        layout: ShardLayout,
-        writer: int,
-        run_id: str,
-    ) -> None:
-        self.layout = layout
-        self._writer = writer
-        self._skeleton = build_skeleton(layout, writer, run_id)
-        self.size = self._skeleton.size
-
-    def offset(self, piece: int) -> int:
-        """Return where a piece, by its number, begins in the file."""
-        return self._skeleton.offsets[piece]
-
-    def copy_frame(self, buffer: memoryview, header: Header) -> None:
-        """Copy all that is outside the pieces: HDF5's metadata, and the mark of the save."""
-        skeleton, position = self._skeleton, 0
-        gaps = skeleton.marked(header)
-        for gap, piece in zip(gaps, (*skeleton.order, None), strict=True):
-            _put(buffer, position, memoryview(gap))
-            if piece is not None:
-                position = skeleton.offsets[piece] + skeleton.pieces[piece].nbytes
-
-    def copy_piece(
-        self, buffer: memoryview, state: Tensors, piece: int, bounds: tuple[int, int]
-    ) -> None:
-        """Copy the bytes of a piece of ``state`` that ``bounds`` gives."""
-        start, stop = bounds
-        contents = self._contents(state, piece)[start:stop]
-        _put(buffer, self._skeleton.offsets[piece] + start, contents)
-
-    def piece_digest(self, state: Tensors, piece: int) -> str:
-        """Return the digest of a piece of ``state``."""
-        return digest_of(self._contents(state, piece))
-
-    def frame_digest(self, header: Header) -> str:
-        """Return the digest of all that is outside the pieces."""
-        outside = Digest()
-        for gap in self._skeleton.marked(header):
-            outside.update(gap)
-        return outside.hexdigest()
-
-    def contents(self, state: Tensors) -> list[memoryview]:
-        """Return the pieces of ``state``, by number; only awkward memory is copied.
-
-        Raises ``StateUnsupported`` if the state does not fit the layout.
-        """
-        self.layout.refuse_other(state)
-        return [self._contents(state, index) for index in range(len(self._skeleton.pieces))]
-
-    def buffers(self, contents: Sequence[memoryview], header: Header) -> list[memoryview]:
-        """Return the file as a list of buffers: gap, piece, gap, …, gap."""
-        first, *others = self._skeleton.marked(header)
-        buffers = [memoryview(first)]
-        for index, gap in zip(self._skeleton.order, others, strict=True):
-            buffers += [contents[index], memoryview(gap)]
-        return buffers
-
-    def describe(self, contents: Sequence[memoryview], header: Header) -> ShardRecord:
-        """Return the record of the shard that is made of the same contents."""
-        skeleton = self._skeleton
-        digests = [digest_of(data) for data in contents]
-        records = tuple(
-            entry_of(skeleton.pieces[i], self._writer, skeleton.offsets[i], digests[i])
-            for i in skeleton.order
-        )
-        outside = self.frame_digest(header)
-        return ShardRecord(self._writer, skeleton.size, outside, records)
-
-    def _contents(self, state: Tensors, index: int) -> memoryview:
-        piece = self._skeleton.pieces[index]
-        return bytes_of(state[piece.spec.name], piece.start, piece.stop)
 
 
 class ShareImage:
@@ -462,7 +357,7 @@ class ShareImage:
         self._map = image_map
         self._share = share
         self._images = {
-            shard: ShardImage(image_map.layout, shard, run_id) for shard in share.shards
+            shard: lay_out_shard(image_map.layout, shard, run_id) for shard in share.shards
         }
 
     @property
@@ -476,7 +371,7 @@ class ShareImage:
             if self._images[shard].size:
                 yield self._map.bases[shard], 1  # HDF5 begins with its metadata
         for stretch in self._share.stretches:
-            offset = self._images[stretch.shard].offset(stretch.piece)
+            offset = self._images[stretch.shard].offsets[stretch.piece]
             start = self._map.bases[stretch.shard] + offset + stretch.start
             yield start, stretch.stop - stretch.start
 
@@ -493,19 +388,20 @@ class ShareImage:
         for shard in self._share.framed:
             self._images[shard].copy_frame(rooms[shard], header)
         for found in self._share.stretches:
-            bounds = found.start, found.stop
-            self._images[found.shard].copy_piece(rooms[found.shard], state, found.piece, bounds)
+            image = self._images[found.shard]
+            contents = image.piece_bytes(state, found.piece)[found.start : found.stop]
+            _put(rooms[found.shard], image.offsets[found.piece] + found.start, contents)
 
     def describe(self, memory: memoryview, state: Tensors, header: Header) -> None:
         """Write the records of the share; ``state`` is the one that was copied."""
         for shard in self._share.framed:
             image = self._images[shard]
             found = image.size, image.frame_digest(header)
-            self._map.put_shard(memory, shard, found, header)
+            self._map.put(memory, (shard, 0), found, header)
         for shard, piece in self._share.digested:
             image = self._images[shard]
-            found = image.offset(piece), image.piece_digest(state, piece)
-            self._map.put_piece(memory, (shard, piece), found, header)
+            found = image.offsets[piece], digest_of(image.piece_bytes(state, piece))
+            self._map.put(memory, (shard, 1 + piece), found, header)
 
 
 def _put(buffer: memoryview, position: int, data: memoryview) -> None:

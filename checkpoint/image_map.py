@@ -79,23 +79,16 @@ class ImageMap:
         base = self.bases[shard]
         return memory[base : base + size]
 
-    def put_shard(
-        self, memory: memoryview, shard: int, found: tuple[int, str], header: Header
-    ) -> None:
-        """Write the record of a shard's file; ``found``: size, and digest outside its pieces."""
-        self._put(memory, self.records[shard], found, header)
-
-    def put_piece(
+    def put(
         self, memory: memoryview, place: tuple[int, int], found: tuple[int, str], header: Header
     ) -> None:
-        """Write the record of a piece; ``place``: shard and index; ``found``: offset, digest."""
-        shard, index = place
-        self._put(memory, self.records[shard] + _RECORD.size * (1 + index), found, header)
+        """Write a record of a shard; ``place``: its number, and the row in its records.
 
-    def _put(
-        self, memory: memoryview, position: int, found: tuple[int, str], header: Header
-    ) -> None:
-        number, digest = found
+        Row 0 is of its file: size, and digest outside its pieces.  Each other one is of a piece:
+        offset and digest.
+        """
+        (shard, row), (number, digest) = place, found
+        position = self.records[shard] + _RECORD.size * row
         save = header.generation, header.step
         _RECORD.pack_into(memory, position, number, bytes.fromhex(digest), *save)
 

@@ -114,9 +114,6 @@ Placed: TypeAlias = "tuple[TensorEntry, PieceEntry]"
 """A piece and the tensor that it belongs to."""
 
 _VALIDATION_PREFIX = "val_"
-_OLD_PREFIX = "val/"
-"""Release 0.1 wrote it."""
-
 _EPOCH_FIELD = "epoch"
 
 GIVES_WAY = "gives way"
@@ -150,10 +147,12 @@ class TensorEntry:
         shape that no state has.
         """
         fields = Fields(value, "a tensor")
-        shape = tuple(Fields({"size": n}, "a shape").integer("size") for n in fields.array("shape"))
-        spec = TensorSpec(fields.text("name"), fields.text("dtype"), shape)
+        shape = tuple(
+            Fields({"size": n}, "a shape").integer("size") for n in fields.get(list, "shape")
+        )
+        spec = TensorSpec(fields.get(str, "name"), fields.get(str, "dtype"), shape)
         refuse_unsupported(spec)
-        return TensorEntry(spec, tuple(map(_piece_of, fields.array("pieces"))))
+        return TensorEntry(spec, tuple(map(_piece_of, fields.get(list, "pieces"))))
 
     def check_tiling(self, writers: int) -> None:
         """Raise ``ManifestInvalid`` unless the pieces tile the tensor and lie in shards."""
@@ -208,6 +207,7 @@ class ShardEntry:
 
 
 _Kind = TypeVar("_Kind")
+_KINDS: dict[type, str] = {str: "a string", dict: "an object", list: "an array"}
 
 
 class Fields:
@@ -228,29 +228,18 @@ class Fields:
             raise ValueError(f"{name} of {self._what} is out of range: {value}")
         return value
 
-    def text(self, name: str) -> str:
-        """Return a string."""
-        return self._of(str, name, "a string")
-
     def digest(self) -> str:
         """Return the field ``digest``: exactly its lower-case hexadecimal digits."""
-        value = self.text("digest")
+        value = self.get(str, "digest")
         if len(value) != DIGEST_DIGITS or not _HEXADECIMAL.issuperset(value):
             raise ValueError(f"digest of {self._what} is not {DIGEST_DIGITS} hexadecimal digits")
         return value
 
-    def mapping(self, name: str) -> Mapping[str, object]:
-        """Return an object."""
-        return self._of(dict, name, "an object")
-
-    def array(self, name: str) -> list[object]:
-        """Return an array."""
-        return self._of(list, name, "an array")
-
-    def _of(self, kind: type[_Kind], name: str, words: str) -> _Kind:
+    def get(self, kind: type[_Kind], name: str) -> _Kind:
+        """Return a string, an object or an array."""
         value = self._value(name)
         if not isinstance(value, kind):
-            raise ValueError(f"{name} of {self._what} is not {words}")
+            raise ValueError(f"{name} of {self._what} is not {_KINDS[kind]}")
         return value
 
     def _value(self, name: str) -> object:
@@ -424,7 +413,7 @@ def _decode(data: bytes) -> Manifest:
     if not data[end:].startswith(checksum):
         raise ValueError("its sha256 does not match: it is damaged or cut short")
     fields = Fields(json.loads(body), "the manifest")
-    found = fields.text("format"), fields.integer("version"), fields.text("digest")
+    found = fields.get(str, "format"), fields.integer("version"), fields.get(str, "digest")
     if found != (FORMAT, VERSION, DIGEST_NAME):
         described = "format {!r}, version {} and digest {!r}".format
         raise ValueError(
@@ -434,13 +423,13 @@ def _decode(data: bytes) -> Manifest:
     if data[end:] != checksum:
         raise ValueError("it has bytes after its sha256: it is damaged")
     manifest = Manifest(
-        run_id=fields.text("run_id"),
+        run_id=fields.get(str, "run_id"),
         generation=fields.integer("generation"),
         step=fields.integer("step"),
-        cursor=fields.mapping("cursor"),
-        numerics=fields.mapping("numerics"),
-        shards=tuple(ShardEntry.of(shard) for shard in fields.array("shards")),
-        tensors=tuple(TensorEntry.of(value) for value in fields.array("tensors")),
+        cursor=fields.get(dict, "cursor"),
+        numerics=fields.get(dict, "numerics"),
+        shards=tuple(ShardEntry.of(shard) for shard in fields.get(list, "shards")),
+        tensors=tuple(TensorEntry.of(value) for value in fields.get(list, "tensors")),
     )
     if fields.integer("writers") != manifest.writers:
         raise ValueError("writers is not the number of shards")
@@ -479,17 +468,9 @@ class EpochMetrics:
         number, step = found.get("number"), found.get("step")
         if not isinstance(number, int) or not isinstance(step, int):
             return None
-        measured = {plain_name(name): _finite(value) for name, value in found["metrics"].items()}
+        measured = {name: _finite(value) for name, value in found["metrics"].items()}
         values = {name: value for name, value in measured.items() if value is not None}
         return EpochMetrics(number, step, values)
-
-
-def plain_name(name: object) -> str:
-    """Return the name of a metric as it is called today."""
-    text = str(name)
-    if text.startswith(_OLD_PREFIX):
-        return _VALIDATION_PREFIX + text.removeprefix(_OLD_PREFIX)
-    return text
 
 
 def _finite(value: object) -> float | None:

@@ -11,6 +11,7 @@ meets a name of another world's writer, whatever both do at once.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 STORE_NAME = "checkpoints"
@@ -24,7 +25,7 @@ _BAD = re.compile(r"\.bad-([0-9]{12,18})-g([0-9]{1,18})-a([0-9]{1,18})")
 _REMOVED = re.compile(r"\.del-[0-9]{12,18}(?:-g[0-9]{1,18}-a[0-9]{1,18})?")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class StagingName:
     """Which save a staging directory belongs to."""
 
@@ -60,6 +61,13 @@ class StagingName:
         """Return which save has moved a damaged checkpoint to ``name``, None for other names."""
         match = _BAD.fullmatch(name)
         return StagingName(*map(int, match.groups())) if match else None
+
+
+def bad_names(names: Iterable[str], step: int | None = None) -> list[StagingName]:
+    """Return the damaged steps among the names in a store, or those of one step: newest first."""
+    parsed = ((StagingName.parse_bad(name), name) for name in names)
+    found = [bad for bad, name in parsed if bad is not None and bad.bad_name == name]
+    return sorted((bad for bad in found if step in (None, bad.step)), reverse=True)
 
 
 def shard_name(index: int, writers: int) -> str:

@@ -11,16 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.checkpoint.errors import (
-    CheckpointError,
-    CheckpointInvalid,
-    CheckpointUnreadable,
-    StateUnsupported,
-)
+from holdfast.checkpoint.errors import CheckpointError, CheckpointUnreadable
 from holdfast.checkpoint.manifest import Manifest, PieceEntry, Placed, TensorEntry, pieces_by_shard
-from holdfast.checkpoint.scan import Scan
+from holdfast.checkpoint.scan import describe_spec, make_tensor
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import Tensor, TensorSpec, empty_tensor
+from holdfast.checkpoint.tensor import Tensor, TensorSpec
 
 _MOST_DIFFERENCES = 5
 
@@ -49,7 +44,7 @@ def restore(store: CheckpointStore, step: int, *, run_id: str | None = None) -> 
     Raises ``CheckpointInvalid`` if a single byte of it does not verify, or if it
     belongs to another run than ``run_id``.
     """
-    reader = StateReader.of(store, step, run_id)
+    reader = StateReader(store, step, run_id)
     reader.allocate()
     reader.read(range(reader.manifest.writers))
     return Restored(reader.state, reader.manifest)
@@ -66,40 +61,33 @@ def restore_newest(
     for step in store.steps():
         try:
             return restore(store, step, run_id=run_id), tuple(rejections)
-        except CheckpointInvalid as error:
+        except CheckpointError as error:
             is_unread = isinstance(error, CheckpointUnreadable)
             rejections.append(Rejection(step, error.reason, is_unread))
-        except CheckpointError as error:
-            rejections.append(Rejection(step, str(error)))
     return None, tuple(rejections)
 
 
 class StateReader:
     """One reader of one committed step."""
 
-    def __init__(self, manifest: Manifest, scan: Scan) -> None:
-        """Take a verified manifest, and the way to read its shards."""
-        self._scan = scan
-        self.manifest = manifest
-        self.state: dict[str, Tensor] = {}
-        self._bytes: dict[str, memoryview] = {}
-        self._placed: list[list[Placed]] = []
-
-    @staticmethod
-    def of(store: CheckpointStore, step: int, run_id: str | None = None) -> StateReader:
-        """Return a reader of a step of a store, whose manifest it reads and verifies.
+    def __init__(self, store: CheckpointStore, step: int, run_id: str | None = None) -> None:
+        """Read and verify the manifest.
 
         Raises ``CheckpointInvalid`` if it does not verify, or if it belongs to
         another run than ``run_id``.
         """
-        scan = store.scan(step)
-        manifest = scan.manifest()
-        manifest.refuse_other_run(run_id)
-        return StateReader(manifest, scan)
+        self._scan = store.scan(step)
+        self.manifest = self._scan.manifest()
+        self.manifest.refuse_other_run(run_id)
+        self.state: dict[str, Tensor] = {}
+        self._bytes: dict[str, memoryview] = {}
+        self._placed: list[list[Placed]] = []
 
     def allocate(self) -> None:
         """Make room for the state; it is never larger than the shards on the disk."""
-        self.state = {spec.name: _empty(self.manifest.step, spec) for spec in self.manifest.specs}
+        self.state = {
+            spec.name: make_tensor(self.manifest.step, spec) for spec in self.manifest.specs
+        }
         self._bytes = {
             name: tensor.reshape(-1).view(np.uint8).data for name, tensor in self.state.items()
         }
@@ -122,25 +110,18 @@ class StateReader:
         return self._bytes[tensor.spec.name][begin : begin + piece.bytes]
 
 
-def _empty(step: int, spec: TensorSpec) -> Tensor:
-    shown = f"tensor {_describe(spec)}"
-    try:
-        return empty_tensor(spec.dtype, spec.shape)
-    except MemoryError as error:
-        raise CheckpointUnreadable.for_memory(step, shown) from error
-    except (StateUnsupported, ValueError) as error:
-        raise CheckpointInvalid(step, f"{shown} cannot be made: {error}") from error
-
-
 def compare_specs(expected: Iterable[TensorSpec], found: Iterable[TensorSpec]) -> str | None:
     """Return one line on missing, extra and different tensors in ``found``, None if they agree."""
     wanted = {spec.name: spec for spec in expected}
     given = {spec.name: spec for spec in found}
     differences = [
-        *(f"missing {_describe(wanted[name])}" for name in sorted(wanted.keys() - given.keys())),
-        *(f"extra {_describe(given[name])}" for name in sorted(given.keys() - wanted.keys())),
         *(
-            f"{_describe(wanted[name])} is {_describe(given[name])} there"
+            f"missing {describe_spec(wanted[name])}"
+            for name in sorted(wanted.keys() - given.keys())
+        ),
+        *(f"extra {describe_spec(given[name])}" for name in sorted(given.keys() - wanted.keys())),
+        *(
+            f"{describe_spec(wanted[name])} is {describe_spec(given[name])} there"
             for name in sorted(wanted.keys() & given.keys())
             if wanted[name] != given[name]
         ),
@@ -149,7 +130,3 @@ def compare_specs(expected: Iterable[TensorSpec], found: Iterable[TensorSpec]) -
     if len(differences) > len(shown):
         shown.append(f"and {len(differences) - len(shown)} more")
     return "; ".join(shown) or None
-
-
-def _describe(spec: TensorSpec) -> str:
-    return f"{spec.name!r} {spec.dtype}{list(spec.shape)}"

@@ -33,7 +33,7 @@ from holdfast.checkpoint.manifest import (
     TensorEntry,
     pieces_by_shard,
 )
-from holdfast.checkpoint.names import MANIFEST_NAME, StagingName, shard_name, step_name
+from holdfast.checkpoint.names import MANIFEST_NAME, StagingName, bad_names, shard_name, step_name
 from holdfast.checkpoint.scan import Scan
 from holdfast.checkpoint.store import CheckpointStore, Staging, hide
 
@@ -81,13 +81,9 @@ def verify_step(
         manifest = scan.manifest()
         nbytes = manifest.nbytes
         manifest.refuse_other_run(run_id)
-        scan.read(manifest, pass_by)
-    except CheckpointUnreadable as error:
-        return StepCheck(step, nbytes, error.reason, is_unread=True)
-    except CheckpointInvalid as error:
-        return StepCheck(step, nbytes, error.reason)
+        scan.read_shards(manifest, range(manifest.writers), pass_by)
     except CheckpointError as error:
-        return StepCheck(step, nbytes, str(error))
+        return StepCheck(step, nbytes, error.reason, isinstance(error, CheckpointUnreadable))
     return StepCheck(step, nbytes)
 
 
@@ -133,9 +129,13 @@ def mend_step(
         try:
             files, lacking = _write(staging, manifest, places, progress)
             if not lacking:
-                bad_name = _replace(here, staging, manifest, name)
-                own = () if place is not places[-1] else (MANIFEST_NAME,)
-                return MendResult(step, check.reason, (*own, *files), bad_name)
+                own = here.directory / step_name(step)
+                is_there = here.disk.is_directory(own)
+                with staging.moving_aside(own) if is_there else contextlib.nullcontext():
+                    _commit(here, staging, manifest, name)
+                names = [MANIFEST_NAME, *files] if place is places[-1] else files
+                bad_name = name.bad_name if is_there else None
+                return MendResult(step, check.reason, tuple(names), bad_name)
         except BaseException:
             staging.abandon()
             raise
@@ -148,12 +148,7 @@ def mend_step(
 
 def directories_of(store: CheckpointStore, step: int) -> tuple[Path, ...]:
     """Return the directory of a step, if it is there, and its ``.bad-`` ones, newest first."""
-    parsed = ((StagingName.parse_bad(name), name) for name in store.names())
-    # As numbers: as text, generation 9 comes after 13.
-    aside = [
-        (bad.generation, bad.attempt, name) for bad, name in parsed if bad and bad.step == step
-    ]
-    found = [store.directory / name for *_, name in sorted(aside, reverse=True)]
+    found = [store.directory / bad.bad_name for bad in bad_names(store.names(), step)]
     own = store.directory / step_name(step)
     return (own, *found) if not found or store.disk.is_directory(own) else tuple(found)
 
@@ -230,26 +225,6 @@ def _fills(place: _Place, name: str, image: memoryview, record: ShardRecord) -> 
     except CheckpointError:
         return False
     return True
-
-
-def _replace(
-    store: CheckpointStore, staging: Staging, manifest: Manifest, name: StagingName
-) -> str | None:
-    """Move the damaged step aside, commit and read back; a failure puts it back."""
-    target, aside = store.directory / step_name(manifest.step), store.directory / name.bad_name
-    if not store.disk.is_directory(target):
-        _commit(store, staging, manifest, name)
-        return None
-    store.disk.rename(target, aside)
-    try:
-        # Without this sync, a power cut could keep the second rename and lose this one.
-        store.disk.fsync_directory(store.directory)
-        _commit(store, staging, manifest, name)
-    except CheckpointError:
-        with contextlib.suppress(CheckpointError):
-            store.disk.rename(aside, target)
-        raise
-    return name.bad_name
 
 
 def _commit(

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, CheckpointUnreadable
 from holdfast.checkpoint.manifest import EpochMetrics
-from holdfast.checkpoint.names import StagingName, is_removed, step_name
-from holdfast.checkpoint.store import CheckpointStore, hide, hide_steps, noting, remove_hidden
+from holdfast.checkpoint.names import StagingName, bad_names, is_removed, removed_name, step_name
+from holdfast.checkpoint.store import CheckpointStore, hide, noting, remove_hidden
 
 FEWEST_KEPT = 2  # with 1, an unread checkpoint would replace the only one
 
@@ -93,10 +93,6 @@ class PrunePlan:
     kept: tuple[int, ...]
     removed: tuple[int, ...]
 
-    def before(self, verified: int) -> tuple[int, ...]:
-        """Return the steps that may go once the step ``verified`` has been read back."""
-        return tuple(step for step in self.removed if step < verified)
-
 
 def prune_plan(
     steps: Iterable[KnownStep], retention: Retention, unsound: Set[int] = frozenset()
@@ -154,25 +150,14 @@ class ReadMarks:
     def __init__(self, store: CheckpointStore, run_id: str | None, damaged: Iterable[int]) -> None:
         self._store = store
         self._run_id = run_id
-        self._read: set[int] = set()
-        self._damaged = set(damaged)
-        self._unread: set[int] = set()
-
-    def __contains__(self, step: int) -> bool:
-        return step in self._read
-
-    @property
-    def damaged(self) -> Set[int]:
-        """The steps that did not verify when they were last read back."""
-        return self._damaged
-
-    def is_unread(self, step: int) -> bool:
-        """Return whether the last reading of ``step`` failed without telling if it is whole."""
-        return step in self._unread
+        self.whole: set[int] = set()
+        self.damaged = set(damaged)
+        self.unread: set[int] = set()
+        """Those whose last reading failed without telling if they are whole."""
 
     def forget(self, step: int) -> None:
         """Forget all marks of a step, for example because it was saved again."""
-        for marked in (self._read, self._damaged, self._unread):
+        for marked in (self.whole, self.damaged, self.unread):
             marked.discard(step)
 
     def verify(self, step: int) -> str | None:
@@ -181,12 +166,12 @@ class ReadMarks:
         try:
             self._store.scan(step).verify().refuse_other_run(self._run_id)
         except CheckpointUnreadable as error:  # it may verify the next time
-            self._unread.add(step)
+            self.unread.add(step)
             return error.reason
         except CheckpointInvalid as error:
-            self._damaged.add(step)
+            self.damaged.add(step)
             return error.reason
-        self._read.add(step)
+        self.whole.add(step)
         return None
 
 
@@ -246,7 +231,10 @@ class Pruner:
             self._remove((step,), reasons)
 
     def _remove(self, steps: Sequence[int], reasons: list[str]) -> None:
-        hide_steps(self._store.disk, self._store.directory, steps, reasons)
+        for step in steps:
+            with noting(reasons):
+                path = self._store.directory / step_name(step)
+                hide(self._store.disk, path, removed_name(step))
         remove_hidden(self._store, reasons)
 
     def _hide_bad(self, kept: int, reasons: list[str]) -> None:
@@ -254,7 +242,7 @@ class Pruner:
 
         Without a bound a disk that rots fills up with what it has damaged, until saves fail.
         """
-        for bad in bad_steps(self._store.names())[kept:]:
+        for bad in bad_names(self._store.names())[kept:]:
             with noting(reasons):
                 hide(self._store.disk, self._store.directory / bad.bad_name, bad.removed_name)
                 reasons.append(
@@ -317,19 +305,11 @@ class Pruner:
         if not plan.removed:
             return None
         sound = [step for step in plan.kept if step not in unsound]
-        unread = next((step for step in sound if self.marks.is_unread(step)), None)
+        unread = next((step for step in sound if step in self.marks.unread), None)
         if unread is not None:
             return unread
         if not unsound:
-            read = max((step for step in sound if step in self.marks), default=-1)
-            return None if plan.before(read) == plan.removed else sound[0]
+            read = max((step for step in sound if step in self.marks.whole), default=-1)
+            return None if plan.removed[-1] < read else sound[0]
         # A disk that has damaged one step may have damaged others.
-        return next((step for step in sound[:count] if step not in self.marks), None)
-
-
-def bad_steps(names: Iterable[str]) -> tuple[StagingName, ...]:
-    """Return the damaged steps among the names in a store: those of the newest step first."""
-    parsed = ((StagingName.parse_bad(name), name) for name in names)
-    found = [bad for bad, name in parsed if bad is not None and bad.bad_name == name]
-    found.sort(key=lambda bad: (bad.step, bad.generation, bad.attempt), reverse=True)
-    return tuple(found)
+        return next((step for step in sound[:count] if step not in self.marks.whole), None)

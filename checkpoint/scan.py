@@ -103,13 +103,6 @@ class Scan:
         )
         return manifest
 
-    def read(self, manifest: Manifest, target: Target) -> None:
-        """Read every piece into the buffer that ``target`` returns; None only verifies it.
-
-        The contents of the buffers mean nothing if this raises.
-        """
-        self.read_shards(manifest, range(manifest.writers), target)
-
     def read_shards(
         self,
         manifest: Manifest,
@@ -118,7 +111,10 @@ class Scan:
         *,
         is_from_disk: bool = False,
     ) -> None:
-        """Do what ``read`` does for some of the shards."""
+        """Read each piece of some shards into the buffer that ``target`` returns.
+
+        None in its place only verifies the piece.  The contents mean nothing if this raises.
+        """
         placed = pieces_by_shard(manifest)
         for index in shards:
             with self._reading(manifest, index) as file:
@@ -150,12 +146,7 @@ class Scan:
         return digest.hexdigest()
 
     def _read_shard(
-        self,
-        file: ReadFile,
-        shard: ShardEntry,
-        pieces: Sequence[Placed],
-        *,
-        target: Target,
+        self, file: ReadFile, shard: ShardEntry, pieces: Sequence[Placed], *, target: Target
     ) -> None:
         outside = Digest()
         position = 0
@@ -228,6 +219,22 @@ def read_span(file: ReadFile, buffer: memoryview, offset: int, digest: Digest) -
         chunk = buffer[start : start + _CHUNK_BYTES]
         file.read_into(chunk, offset + start)
         digest.update(chunk)
+
+
+def make_tensor(step: int, spec: TensorSpec) -> Tensor:
+    """Return room for a tensor of a step; raises ``CheckpointInvalid`` if there can be none."""
+    shown = f"tensor {describe_spec(spec)}"
+    try:
+        return empty_tensor(spec.dtype, spec.shape)
+    except MemoryError as error:
+        raise CheckpointUnreadable.for_memory(step, shown) from error
+    except (StateUnsupported, ValueError) as error:
+        raise CheckpointInvalid(step, f"{shown} cannot be made: {error}") from error
+
+
+def describe_spec(spec: TensorSpec) -> str:
+    """Return a tensor's name, dtype and shape as people read them."""
+    return f"{spec.name!r} {spec.dtype}{list(spec.shape)}"
 
 
 def tell_difference(scan: Scan, first: Manifest, later: Manifest) -> str | None:
@@ -338,15 +345,7 @@ def _have_same_pieces(one: TensorEntry, other: TensorEntry) -> bool:
 
 
 def _read(opened: OpenedStep, tensor: TensorEntry) -> Tensor:
-    spec = tensor.spec
-    try:
-        array = empty_tensor(spec.dtype, spec.shape).reshape(-1)
-    except MemoryError as error:
-        wanted = f"tensor {spec.name!r}"
-        raise CheckpointUnreadable.for_memory(opened.manifest.step, wanted) from error
-    except (StateUnsupported, ValueError) as error:
-        reason = f"tensor {spec.name!r} cannot be made: {error}"
-        raise CheckpointInvalid(opened.manifest.step, reason) from error
+    array = make_tensor(opened.manifest.step, tensor.spec).reshape(-1)
     opened.scan.read_tensor(opened.manifest, tensor, whole_bytes_of(array))
     return array
 

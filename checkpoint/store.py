@@ -21,24 +21,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import (
+    CheckpointError,
     CheckpointInvalid,
     CheckpointUnreadable,
     CommitRefused,
     StorageFailed,
 )
-from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import Header, Manifest, ShardRecord
 from holdfast.checkpoint.names import (
     MANIFEST_NAME,
     STORE_NAME,
     StagingName,
     is_removed,
-    removed_name,
     shard_name,
     step_name,
     step_of,
@@ -59,7 +59,7 @@ class CheckpointStore:
     def __init__(self, run_dir: Path, filesystem: FileSystem | None = None) -> None:
         self._run_dir = Path(run_dir)
         self.directory = self._run_dir / STORE_NAME
-        self.disk = Disk(filesystem if filesystem is not None else LocalFileSystem(self._run_dir))
+        self.disk = Disk(filesystem if filesystem is not None else FileSystem(self._run_dir))
         """The file system of the store; ``disk.new_downgrades`` tells the guarantees it lacks."""
         self._making = threading.Lock()
         self._is_anchored = False
@@ -182,9 +182,9 @@ class Staging:
         """
         self._refuse_other_save(header.step, header.generation)
         # A process that only lists or restores checkpoints must not load HDF5.
-        from holdfast.checkpoint.image import ShardImage
+        from holdfast.checkpoint.image import lay_out_shard
 
-        image = ShardImage(layout, writer, header.run_id)
+        image = lay_out_shard(layout, writer, header.run_id)
         contents = image.contents(state)
         described: list[ShardRecord] = []
         # Writers need not wait for each other: a shard's own O_EXCL keeps saves apart.
@@ -258,19 +258,21 @@ class Staging:
                 raise
             if self._stays(target, manifest):
                 return False
-            self._take_place_of(target)
+            with self.moving_aside(target):
+                self._disk.rename(self.path, target)
         return True
 
-    def _take_place_of(self, target: Path) -> None:
+    @contextlib.contextmanager
+    def moving_aside(self, target: Path) -> Iterator[None]:
         """Move a step aside that gives way, and put it back if ours cannot take its place."""
         aside = self._store.directory / self._name.bad_name
         self._disk.rename(target, aside)
         try:
             # Without this sync, a power cut could keep the second rename and lose this one.
             self._disk.fsync_directory(target.parent)
-            self._disk.rename(self.path, target)
-        except StorageFailed:
-            with contextlib.suppress(StorageFailed):
+            yield
+        except CheckpointError:
+            with contextlib.suppress(CheckpointError):
                 self._disk.rename(aside, target)
             raise
 
@@ -330,13 +332,6 @@ def hide(disk: Disk, directory: Path, hidden_name: str) -> Path | None:
             raise
         return None
     return hidden
-
-
-def hide_steps(disk: Disk, store: Path, steps: Sequence[int], reasons: list[str]) -> None:
-    """Rename committed steps so that no reader sees them any more."""
-    for step in steps:
-        with noting(reasons):
-            hide(disk, store / step_name(step), removed_name(step))
 
 
 def remove_staging(disk: Disk, staging: Path, hidden_name: str) -> None:

@@ -277,24 +277,11 @@ DIGEST_DIGITS = 32
 """Hexadecimal digits of such a digest."""
 
 
-class Digest:
-    """A running digest; ``update`` releases the GIL for all but tiny buffers."""
+Digest = xxhash.xxh3_128
+"""A running digest; ``update`` releases the GIL for all but tiny buffers."""
 
-    def __init__(self) -> None:
-        self._state = xxhash.xxh3_128()
-
-    def update(self, data: Bytes) -> None:
-        """Take more bytes in."""
-        self._state.update(data)
-
-    def hexdigest(self) -> str:
-        """Return the digest of all bytes so far, in lower-case hexadecimal digits."""
-        return str(self._state.hexdigest())
-
-
-def digest_of(data: Bytes) -> str:
-    """Return the digest of ``data``, in lower-case hexadecimal digits."""
-    return str(xxhash.xxh3_128_hexdigest(data))
+digest_of = xxhash.xxh3_128_hexdigest
+"""Returns the digest of bytes, in lower-case hexadecimal digits."""
 
 
 def state_sha256(state: Tensors) -> str:

@@ -1,11 +1,11 @@
-"""Who is silent, what has stalled, who is overdue: one detector with three subjects.
+"""Who is silent, who stalls, and when all stand still: one detector with three subjects.
 
 A worker counts; an observer looks at the counters now and then.  What looks the same at two looks
 in a row has stood still between them.  Three limits say how long that may last:
 
 * *silent*: a counter that stands still, of a worker, a helper or a peer.  Its process is dead;
-* *stalled*: all workers wait for each other, or for the disk, and none comes on (`fencing`);
-* *overdue*: one worker does not come on, and all others wait for it.
+* *standstill*: all workers wait for each other, or for the disk, and none comes on (`fencing`);
+* *stall*: one worker does not come on, and all others wait for it.
 
 Two things make the verdicts safe.  Only the observer's clock is used.  And an observer that was
 away (stopped, starved, on a suspended machine) must not accuse those that it failed to look at:
@@ -15,11 +15,11 @@ A pause of the whole job is nobody's fault: a batch system has suspended it, its
 suspended, its cgroup frozen.  An observer that was away sees only that time has passed.  So it
 looks at the workers' counters: those that were awake meanwhile have counted on.
 
-*Overdue workers.*  A survivor leaves an exchange only if MPI tells it of a death.  MPI may lose the
+*Stalls.*  A survivor leaves an exchange only if MPI tells it of a death.  MPI may lose the
 event, or hang in Shrink or Agree; nothing inside MPI bounds that.  But a step is a cycle: while one
 worker computes, the others may wait for it as long as it takes.  Each worker counts its turns: the
 pieces of work that it has begun.  If *every* worker waits, and none begins another turn, nobody is
-left whom they could wait for: the launch has stalled.  If some do not wait, they may be overdue.
+left whom they could wait for: it is a standstill.  If some do not wait, they may stall.
 
 Scripts may go apart as well.  Each training needs all workers of the world, but a script may
 count its trainings by a clock, or train on one worker only.  Then one worker begins a training
@@ -214,7 +214,7 @@ class HostPings:
 
 
 LEAST_LIMIT_S = 600.0
-"""Nobody is accused of a shorter standstill, unless the user has named another limit."""
+"""Nobody is accused of a shorter stall, unless the user has named another limit."""
 _STEPS_OF_A_LIMIT = 50
 """A worker may need so many times as long as the longest piece of work of any worker so far."""
 _FIRST_STEPS_OF_A_LIMIT = 10
@@ -244,7 +244,7 @@ class WorkerPace:
 
 
 @dataclass(frozen=True, slots=True)
-class Standstill:
+class Stall:
     """Some workers do not come on, and nobody else does."""
 
     workers: tuple[WorkerId, ...]
@@ -268,20 +268,12 @@ class Standstill:
 
     @property
     def has_limit(self) -> bool:
-        """Whether the standstill may end with a fence at all."""
+        """Whether the stall may end with a fence at all."""
         return self.is_awaited or self.is_repeated
 
 
 @dataclass(frozen=True, slots=True)
-class _Course:
-    """A worker's present turn, and the seconds that it has lasted."""
-
-    turn: Turn
-    lasted_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class OverdueDetector:
+class StallDetector:
     """Which worker keeps all others waiting, and for how long; each look makes a new detector.
 
     Theory.  A step of an hour is legitimate, and so is waiting for it.  But microbatches are
@@ -298,7 +290,6 @@ class OverdueDetector:
     """
 
     timeout_s: float | None = None
-    looked_at: float | None = None
     standing_s: float = 0.0
     longest_s: float = 0.0
     """The longest piece of work after the first two steps, in any launch of the job."""
@@ -307,12 +298,12 @@ class OverdueDetector:
     """Whether two steps were measured, in any launch of the job."""
     _is_measured: bool = False
     _fenced_at: int | None = None
-    _courses: Mapping[WorkerId, _Course] = field(default_factory=dict, repr=False)
+    _turns: ChangeDetector[WorkerId] = field(default=ChangeDetector(LEAST_LIMIT_S), repr=False)
     _last: Mapping[WorkerId, WorkerPace] = field(default_factory=dict, repr=False)
 
-    def next_launch(self, timeout_s: float | None) -> OverdueDetector:
+    def next_launch(self, timeout_s: float | None) -> StallDetector:
         """Return the detector of the next launch, which knows what the launches before took."""
-        return OverdueDetector(
+        return StallDetector(
             timeout_s,
             longest_s=self.longest_s,
             longest_of_all_s=self.longest_of_all_s,
@@ -320,31 +311,32 @@ class OverdueDetector:
             _fenced_at=self._fenced_at,
         )
 
-    def fenced(self, standstill: Standstill) -> OverdueDetector:
+    def fenced(self, stall: Stall) -> StallDetector:
         """Return the detector that remembers at which step workers were fenced."""
-        return replace(self, _fenced_at=standstill.step)
+        return replace(self, _fenced_at=stall.step)
 
-    def observe(self, paces: Mapping[WorkerId, WorkerPace], now: float) -> OverdueDetector:
+    def observe(self, paces: Mapping[WorkerId, WorkerPace], now: float) -> StallDetector:
         """Return the detector after a look at all workers that live, at ``now``."""
-        most_s = (self.limit_s or LEAST_LIMIT_S) / LOOKS_PER_LIMIT
-        passed_s = counted_s(self.looked_at, now, most_s)
-        courses = {w: _Course(pace.turn) for w, pace in paces.items()}
-        for worker, before in self._courses.items():
-            if worker in courses and courses[worker].turn == before.turn:
-                courses[worker] = _Course(before.turn, before.lasted_s + passed_s)
+        limit_s = self.limit_s or LEAST_LIMIT_S
+        passed_s = counted_s(self.looked_at, now, limit_s / LOOKS_PER_LIMIT)
+        turns = {worker: pace.turn for worker, pace in paces.items()}
         is_same = bool(paces) and dict(paces) == self._last
         is_training = all(pace.is_training for pace in paces.values())
         return replace(
             self._measuring(paces, passed_s),
-            looked_at=now,
             standing_s=self.standing_s + passed_s if is_same and is_training else 0.0,
-            _courses=courses,
+            _turns=replace(self._turns, limit_s=limit_s).observe(turns, now),
             _last=dict(paces),
         )
 
     @property
+    def looked_at(self) -> float | None:
+        """The moment of the last look."""
+        return self._turns.looked_at
+
+    @property
     def limit_s(self) -> float | None:
-        """The seconds that a standstill may last; None while no worker may be accused."""
+        """The seconds that a stall may last; None while no worker may be accused."""
         if self.timeout_s is not None and self._is_measured:
             return self.timeout_s
         if not self.has_measured and self.timeout_s is None:
@@ -357,7 +349,7 @@ class OverdueDetector:
         return generous_s if self.timeout_s is None else max(generous_s, self.timeout_s)
 
     @property
-    def standstill(self) -> Standstill | None:
+    def stall(self) -> Stall | None:
         """The workers for which all others wait, None while nobody stands still."""
         limit_s = self.limit_s
         if limit_s is None or not self.standing_s:
@@ -372,13 +364,13 @@ class OverdueDetector:
             # Nobody waits, so nobody has shown how long it takes: only the work before has.
             limit_s = max(limit_s, _FIRST_STEPS_OF_A_LIMIT * self.longest_s)
         them = tuple(sorted(working))
-        return Standstill(them, self.standing_s, limit_s, step, is_awaited, is_repeated)
+        return Stall(them, self.standing_s, limit_s, step, is_awaited, is_repeated)
 
-    def _measuring(self, paces: Mapping[WorkerId, WorkerPace], passed_s: float) -> OverdueDetector:
+    def _measuring(self, paces: Mapping[WorkerId, WorkerPace], passed_s: float) -> StallDetector:
         """Return the detector with the pieces of work that have ended since the last look."""
         ended_s = [
-            before.lasted_s + passed_s
-            for worker, before in self._courses.items()
+            self._turns.seconds[worker] + passed_s
+            for worker, before in self._last.items()
             if worker in paces
             and paces[worker].turn != before.turn
             and not before.turn.waits_for_peers

@@ -6,7 +6,6 @@
      ├─ FaultSyntaxError     the text of a fault cannot be understood
      ├─ FaultConflict        two faults of a plan have one address
      ├─ IllegalTransition    a machine got an event that its table does not list
-     ├─ LeafMissing          a partial sum was asked for before its leaves were there
      ├─ LedgerUnreadable     reduced ledger lanes are not whole numbers
      └─ ScheduleSyntaxError  the text of a schedule cannot be understood
 
@@ -49,10 +48,6 @@ class FaultConflict(RecoveryError):
 
 class IllegalTransition(RecoveryError):
     """A machine got an event that its table does not list; its state is unchanged."""
-
-
-class LeafMissing(RecoveryError):
-    """A partial sum was asked for before all of its leaves were added."""
 
 
 class LedgerUnreadable(RecoveryError):

@@ -286,13 +286,13 @@ _Choice = TypeVar("_Choice", FaultKind, Site)
 
 def _member(choices: type[_Choice], word: str, text: str) -> _Choice:
     """Return the member of ``choices`` whose value is ``word``."""
-    for choice in choices:
-        if choice.value == word:
-            return choice
-    noun = "kind" if choices is FaultKind else "site"
-    allowed = ", ".join(choice.value for choice in choices)
-    allowed += f", {_RANDOM}" if choices is FaultKind else ""
-    raise _refusal(text, f"the {noun} '{word}' is not one of {allowed}")
+    try:
+        return choices(word)
+    except ValueError:
+        noun = "kind" if choices is FaultKind else "site"
+        allowed = ", ".join(choice.value for choice in choices)
+        allowed += f", {_RANDOM}" if choices is FaultKind else ""
+        raise _refusal(text, f"the {noun} '{word}' is not one of {allowed}") from None
 
 
 def _refusal(text: str, reason: str) -> FaultSyntaxError:

@@ -194,7 +194,9 @@ class LaunchView:
             case WorkerJoined(worker):
                 return replace(self, joined=self.joined | {worker})
             case WorldFormed(generation, workers):
-                return self._in_world(generation, workers)
+                if generation < self.generation:
+                    return self  # an old report that came late
+                return replace(self, generation=generation, world=workers, was_formed=True)
             case CheckpointCommitted(_, step):
                 is_newer = step > self.saved_step
                 saved_step = max(step, self.saved_step)
@@ -212,11 +214,6 @@ class LaunchView:
                 return replace(self, completions=(*self.completions, ending))
             case WorkerStopped():
                 return replace(self, stops=(*self.stops, ending))
-
-    def _in_world(self, generation: int, workers: tuple[WorkerId, ...]) -> LaunchView:
-        if generation < self.generation:
-            return self  # an old report that came late
-        return replace(self, generation=generation, world=workers, was_formed=True)
 
     def _was_first(self, worker: WorkerId) -> bool:
         """Return whether ``worker`` was the first one when it completed its last training."""

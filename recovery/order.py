@@ -49,7 +49,7 @@ class SampleOrder:
     """The order of a training job: every epoch visits each sample once.
 
     ``global_batch`` samples make a step; the last batch of an epoch may be shorter.  Unless
-    ``is_shuffled``, all epochs visit the samples in their own order.
+    ``is_shuffled``, all epochs visit the samples in their own order, as validation does.
     """
 
     seed: int
@@ -60,7 +60,11 @@ class SampleOrder:
 
     def __post_init__(self) -> None:
         """Refuse counts below one, and seeds beyond 64 bits."""
-        _check_counts(self.samples, self.global_batch, self.microbatches)
+        if min(self.samples, self.global_batch, self.microbatches) < 1:
+            raise ValueError(
+                f"samples ({self.samples}), global_batch ({self.global_batch}) and microbatches"
+                f" ({self.microbatches}) must each be at least 1"
+            )
         if not 0 <= self.seed < WORD:
             raise ValueError(f"seed must be at least 0 and below 2**64, got {self.seed}")
 
@@ -75,8 +79,7 @@ class SampleOrder:
 
     def batch(self, index: int) -> npt.NDArray[np.int64]:
         """Return the sample ids of update ``index``, in the order of its microbatches."""
-        start, stop = _batch_bounds(self, index)
-        return self._between(index, start, stop)
+        return self._between(index, *self._bounds(index))
 
     def batches(self, updates: range) -> npt.NDArray[np.int64]:
         """Return the sample ids of some updates, which are at least one."""
@@ -84,7 +87,7 @@ class SampleOrder:
 
     def batch_size(self, index: int) -> int:
         """Return the number of samples of batch ``index``."""
-        start, stop = _batch_bounds(self, index)
+        start, stop = self._bounds(index)
         return stop - start
 
     def microbatch(self, index: int, m: int) -> npt.NDArray[np.int64]:
@@ -93,8 +96,10 @@ class SampleOrder:
         A batch is cut like ``numpy.array_split``: its first microbatches may have one
         sample more, and with few samples the last ones are empty.
         """
-        start, stop = _microbatch_bounds(self, index, m)
-        return self._between(index, start, stop)
+        _check_microbatch(self.microbatches, index, m)
+        start, stop = self._bounds(index)
+        first, last = _cut(stop - start, self.microbatches, m)
+        return self._between(index, start + first, start + last)
 
     def microbatch_seed(self, index: int, m: int) -> int:
         """Return 63 random bits for microbatch ``m`` of update ``index``.
@@ -103,44 +108,19 @@ class SampleOrder:
         """
         return _microbatch_seed(self, index, m)
 
+    def _bounds(self, index: int) -> tuple[int, int]:
+        """Return the positions within the epoch ``start <= position < stop`` of a batch."""
+        if index < 0:
+            raise ValueError(f"the index of an update must be at least 0, got {index}")
+        start = index % self.steps_per_epoch * self.global_batch
+        return start, min(start + self.global_batch, self.samples)
+
     def _between(self, index: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the sample ids at these positions of the epoch of update ``index``."""
         if not self.is_shuffled:
             return np.arange(start, stop, dtype=np.int64)
         order = _permutation(self.seed, self.samples, self.epoch_of(index))
         return order[start:stop].astype(np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class SequentialOrder:
-    """Samples in their own order, once: for validation.
-
-    A batch is ``global_batch`` samples; the last one may be shorter.  It is cut into
-    ``microbatches`` that differ by at most one sample.
-    """
-
-    samples: int
-    global_batch: int
-    microbatches: int
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one."""
-        _check_counts(self.samples, self.global_batch, self.microbatches)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of batches that hold every sample once."""
-        return -(-self.samples // self.global_batch)
-
-    def batch_size(self, index: int) -> int:
-        """Return the number of samples of batch ``index``."""
-        start, stop = _batch_bounds(self, index)
-        return stop - start
-
-    def microbatch(self, index: int, m: int) -> npt.NDArray[np.int64]:
-        """Return the sample ids of microbatch ``m`` of batch ``index``; may be empty."""
-        start, stop = _microbatch_bounds(self, index, m)
-        return np.arange(start, stop, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,34 +166,11 @@ def _permutation(seed: int, samples: int, epoch: int) -> _Permutation:
     return narrow
 
 
-def _batch_bounds(order: SampleOrder | SequentialOrder, index: int) -> tuple[int, int]:
-    """Return the positions within the epoch ``start <= position < stop`` of a batch."""
-    if index < 0:
-        raise ValueError(f"the index of an update must be at least 0, got {index}")
-    start = index % order.steps_per_epoch * order.global_batch
-    return start, min(start + order.global_batch, order.samples)
-
-
-def _microbatch_bounds(order: SampleOrder | SequentialOrder, index: int, m: int) -> tuple[int, int]:
-    _check_microbatch(order.microbatches, index, m)
-    start, stop = _batch_bounds(order, index)
-    first, last = _cut(stop - start, order.microbatches, m)
-    return start + first, start + last
-
-
 def _cut(samples: int, parts: int, part: int) -> tuple[int, int]:
     """Return the places of one of ``parts`` parts, as ``numpy.array_split`` cuts samples."""
     size, longer = divmod(samples, parts)
     start = part * size + min(part, longer)
     return start, start + size + (part < longer)
-
-
-def _check_counts(samples: int, global_batch: int, microbatches: int) -> None:
-    if min(samples, global_batch, microbatches) < 1:
-        raise ValueError(
-            f"samples ({samples}), global_batch ({global_batch}) and microbatches"
-            f" ({microbatches}) must each be at least 1"
-        )
 
 
 def _check_microbatch(microbatches: int, index: int, m: int) -> None:

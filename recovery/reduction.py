@@ -58,10 +58,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.recovery.errors import LeafMissing
 from holdfast.recovery.world import Assignment, WorkerId, World
 
 _FLOAT32 = np.dtype(np.float32)
+_LINE_FLOATS = 16
+"""A cache line has 64 bytes."""
 
 FloatVector: TypeAlias = npt.NDArray[np.float32]
 """A flat float32 vector: gradients, metric sums and ledger lanes of some microbatches."""
@@ -130,17 +131,6 @@ def children(node: Node) -> tuple[Node, Node]:
         raise ValueError(f"microbatch {node.start} is a leaf and has no children")
     middle = _middle(node.start, node.stop)
     return Node(node.start, middle), Node(middle, node.stop)
-
-
-def path_to(leaf: int, microbatches: int) -> tuple[Node, ...]:
-    """Return the nodes from the root of the tree down to ``leaf``, both included."""
-    if not 0 <= leaf < microbatches:
-        raise ValueError(f"microbatch {leaf} is not one of {microbatches}")
-    path = [root_of(microbatches)]
-    while not path[-1].is_leaf:
-        left, right = children(path[-1])
-        path.append(left if leaf < left.stop else right)
-    return tuple(path)
 
 
 def maximal_nodes(owned: Collection[int], microbatches: int) -> tuple[Node, ...]:
@@ -217,16 +207,14 @@ class Fold:
             values[left] = target
 
 
-def slice_bounds(size: int, ranks: int, align: int = 16) -> tuple[tuple[int, int], ...]:
+def slice_bounds(size: int, ranks: int) -> tuple[tuple[int, int], ...]:
     """Cut a vector of ``size`` elements into one slice ``(start, stop)`` for each rank.
 
-    Cuts lie at multiples of ``align`` elements; 16 float32 are one cache line of 64 bytes.
-    Slices differ by at most one such block.  A short vector leaves some slices empty.
+    Cuts lie between cache lines.  Slices differ by at most one such line.  A short vector leaves
+    some slices empty.
     """
-    if size < 0 or ranks < 1 or align < 1:
-        raise ValueError(f"cannot cut {size} elements for {ranks} ranks at multiples of {align}")
-    blocks = -(-size // align)
-    cuts = [min(size, align * (blocks * rank // ranks)) for rank in range(ranks + 1)]
+    blocks = -(-size // _LINE_FLOATS)
+    cuts = [min(size, _LINE_FLOATS * (blocks * rank // ranks)) for rank in range(ranks + 1)]
     return tuple(itertools.pairwise(cuts))
 
 
@@ -330,7 +318,7 @@ class PartialSums:
         return tuple(sorted(wanted - covered))
 
     def take(self, nodes: Iterable[Node]) -> tuple[FloatVector, ...]:
-        """Return the sums of ``nodes``; raises ``LeafMissing`` unless all are held.
+        """Return the sums of ``nodes``; raises ``ValueError`` unless all are held.
 
         The vectors are lent for reading, until the next ``add_leaf`` or ``clear``.  They
         stay held, so that the step can be done again.
@@ -339,7 +327,7 @@ class PartialSums:
             return tuple(self._held[node] for node in nodes)
         except KeyError as lacking:
             held = ", ".join(map(str, self.nodes)) or "nothing"
-            raise LeafMissing(
+            raise ValueError(
                 f"node {lacking.args[0]} is not summed yet (held: {held}): "
                 "compute missing(owned) first"
             ) from None
@@ -387,13 +375,15 @@ class PartialSums:
 @functools.lru_cache(maxsize=4096)
 def _climb_from(index: int, microbatches: int) -> tuple[Node, tuple[_Rung, ...]]:
     """Return microbatch ``index`` as a node, and the way from there up to the root."""
-    path = path_to(index, microbatches)
-    rungs = []
-    for parent, node in itertools.pairwise(path):
-        left, right = children(parent)
-        is_left = node == left
-        rungs.append(_Rung(parent, right if is_left else left, is_left))
-    return path[-1], tuple(reversed(rungs))
+    if not 0 <= index < microbatches:
+        raise ValueError(f"microbatch {index} is not one of {microbatches}")
+    node, rungs = root_of(microbatches), list[_Rung]()
+    while not node.is_leaf:
+        left, right = children(node)
+        is_left = index < left.stop
+        rungs.append(_Rung(node, right if is_left else left, is_left))
+        node = left if is_left else right
+    return node, tuple(reversed(rungs))
 
 
 def quiet_context() -> contextvars.Context:

@@ -13,7 +13,7 @@ from holders import flip
 from whole_save import save
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.image import ShardImage  # also: not loaded where calls are counted
+from holdfast.checkpoint.image import lay_out_shard  # also: not loaded where calls are counted
 from holdfast.checkpoint.manifest import Header, Manifest
 from holdfast.checkpoint.names import shard_name, step_name
 from holdfast.checkpoint.retention import Retention
@@ -66,7 +66,7 @@ def save_images(store: CheckpointStore, seed: int, step: int) -> None:
     records = []
     try:
         for writer in range(WRITERS):
-            image = ShardImage(layout, writer, RUN_ID)
+            image = lay_out_shard(layout, writer, RUN_ID)
             contents = image.contents(state)
             records.append(image.describe(contents, header))
             buffer = memoryview(b"".join(image.buffers(contents, header)))

@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.checkpoint import repair, scan, store
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import Manifest, ShardRecord
 from holdfast.checkpoint.names import step_name
 from holdfast.checkpoint.retention import ReadMarks
@@ -77,14 +77,14 @@ def _hide_errors() -> None:
 
 
 def _replace_what_is_there() -> None:
-    plain = LocalFileSystem.rename_noreplace
+    plain = FileSystem.rename_noreplace
 
-    def rename(files: LocalFileSystem, source: Path, target: Path) -> None:
+    def rename(files: FileSystem, source: Path, target: Path) -> None:
         if source.is_dir():
             shutil.rmtree(target, ignore_errors=True)
         plain(files, source, target)
 
-    LocalFileSystem.rename_noreplace = rename  # type: ignore[assignment,method-assign]
+    FileSystem.rename_noreplace = rename  # type: ignore[assignment,method-assign]
 
 
 def _write_unsynced(path: Path, content: bytes, *, is_synced: bool) -> None:
@@ -103,14 +103,14 @@ def _remove_in_place(disk: Disk, directory: Path, _hidden_name: str) -> None:
 
 
 def _believe(marks: ReadMarks, step: int) -> None:
-    marks._read.add(step)
+    marks.whole.add(step)
 
 
 def _only_in_place(found: store.CheckpointStore, step: int) -> tuple[Path, ...]:
     return (found.directory / step_name(step),)
 
 
-def _let_pass(files: LocalFileSystem, root: Path | None = None, _fence: object = None) -> None:
+def _let_pass(files: FileSystem, root: Path | None = None, _fence: object = None) -> None:
     files._root = root
     files._fence = lambda: None
 
@@ -123,8 +123,8 @@ SABOTAGES: dict[str, Sabotage] = {
     "no-image-check": Sabotage(_without(ShardRecord, "check"), "calls", "commit"),
     "no-state-comparison": Sabotage(_without(Parts, "refuse_different_states"), "calls", "commit"),
     # what is durable
-    "no-fsync": Sabotage(_without(LocalFileSystem, "fsync"), "power", "save"),
-    "no-directory-fsync": Sabotage(_without(LocalFileSystem, "fsync_directory"), "power", "save"),
+    "no-fsync": Sabotage(_without(FileSystem, "fsync"), "power", "save"),
+    "no-directory-fsync": Sabotage(_without(FileSystem, "fsync_directory"), "power", "save"),
     "no-record-fsync": Sabotage(
         _with(run_directory, "write_whole", _write_unsynced), "power", "begin"
     ),
@@ -140,7 +140,7 @@ SABOTAGES: dict[str, Sabotage] = {
     # whose it is
     "no-ownership": Sabotage(_without(Ownership, "prove"), "calls", "rivals"),
     "no-token": Sabotage(_with(RunDirectory, "lease_token", lambda _: ""), "calls", "rivals"),
-    "no-fence": Sabotage(_with(LocalFileSystem, "__init__", _let_pass), "calls", "rivals"),
+    "no-fence": Sabotage(_with(FileSystem, "__init__", _let_pass), "calls", "rivals"),
     "no-lock": Sabotage(_with(LeaseFile, "_lock", lambda *_: True), "calls", "begin"),
     # what a run is told by
     "no-identity": Sabotage(_without(consistency, "check_same_job"), "damage", "run"),

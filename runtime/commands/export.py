@@ -26,7 +26,7 @@ from typing import Any
 import click
 import numpy as np
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.reader import Restored, compare_specs, restore
 from holdfast.checkpoint.tensor import Tensor, TensorSpec
 from holdfast.runtime.commands.checkpoints import StoredRun
@@ -346,7 +346,7 @@ def _place(draft: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _WITHOUT_LINKS:
             raise
-        LocalFileSystem().rename_noreplace(draft, target)
+        FileSystem().rename_noreplace(draft, target)
 
 
 def _unwritable(target: Path, reason: str) -> UsageError:

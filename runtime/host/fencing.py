@@ -3,13 +3,13 @@
 | what | who is killed |
 |---|---|
 | silent | a worker whose counter stands still (`worker_process`, on its host) |
-| stalled | all workers, which wait for each other, since MPI has lost a death, or for a disk |
-| overdue | a worker for which all others wait; it is told of at half of the limit |
+| standstill | all workers, which wait for each other, since MPI has lost a death, or for a disk |
+| stall | a worker for which all others wait; it is told of at half of the limit |
 
 The last two compare the workers of a launch, on all hosts: those of one host alone may wait for a
 worker of another one, and are well.  A launch whose workers cannot join is not killed for it, but
 the ways between the hosts are tried, as at each standstill.  A worker whose training has failed,
-but whose script goes on, is overdue at once when all others wait: it will never come.
+but whose script goes on, stalls at once when all others wait: it will never come.
 
 Who is found is decided in `recovery.detector`.  A worker that was found
 is killed within two seconds, with or without its stacks (`worker.stacks`): a sign of life in
@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from holdfast.recovery.detector import ChangeDetector, OverdueDetector, Standstill, Turn, WorkerPace
+from holdfast.recovery.detector import ChangeDetector, Stall, StallDetector, Turn, WorkerPace
 from holdfast.recovery.event import Event
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Found, HostLink, Inquire
@@ -93,8 +93,8 @@ class Fencing:
         }
         self._waiting: ChangeDetector[str] = ChangeDetector(heartbeat_timeout_s)
         """How long all have waited in one of these ways."""
-        self._laggards: OverdueDetector | None = None
-        self._known = OverdueDetector()
+        self._laggards: StallDetector | None = None
+        self._known = StallDetector()
         self._told: Collection[tuple[WorkerId, Turn]] = ()
         self._standing: ChangeDetector[str] = ChangeDetector(_TOLD_FROM_S)
         """How long no worker has begun another piece of work, for people who ask."""
@@ -191,18 +191,18 @@ class Fencing:
             return
         paces = {worker: _pace_of(hosted) for worker, hosted in found.items()}
         self._laggards = self._laggards.observe(paces, now)
-        standstill = self._laggards.standstill
-        if standstill is None or not standstill.is_over_half:
+        stall = self._laggards.stall
+        if stall is None or not stall.is_over_half:
             return
-        them = [found[worker] for worker in standstill.workers]
-        if standstill.is_over:
-            self._laggards = self._laggards.fenced(standstill)
-            self._open(them, self._fence("stall", standstill.seconds))
+        them = [found[worker] for worker in stall.workers]
+        if stall.is_over:
+            self._laggards = self._laggards.fenced(stall)
+            self._open(them, self._fence("stall", stall.seconds))
             return
         turns = {(hosted.worker, paces[hosted.worker].turn) for hosted in them}
         if turns != self._told:
             self._told = turns
-            self._open(them, lambda those: self._suspect(those, standstill))
+            self._open(them, lambda those: self._suspect(those, stall))
 
     def _look_where_they_stand(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
         """Find out, once, what those do that do not come on, for ``holdfast status``."""
@@ -273,18 +273,18 @@ class Fencing:
 
         return fence
 
-    def _suspect(self, them: _Asked, standstill: Standstill) -> None:
+    def _suspect(self, them: _Asked, stall: Stall) -> None:
         for hosted, found in them:
             self._tell(
                 Suspected(
                     hosted.worker,
-                    round(standstill.seconds, 3),
+                    round(stall.seconds, 3),
                     hosted.page.step,
                     found.where,
                     found.stacks,
                     found.samples,
-                    round(standstill.limit_s, 3) if standstill.has_limit else None,
-                    standstill.is_awaited,
+                    round(stall.limit_s, 3) if stall.has_limit else None,
+                    stall.is_awaited,
                     found.is_reading,
                 )
             )

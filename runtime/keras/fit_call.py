@@ -183,7 +183,7 @@ def _first_epoch_of(stages: Stages) -> int | None:
         if not stage.may_have(step):
             return None
         try:
-            cursor = StateReader.of(store, step, context.config.record.run_id).manifest.cursor
+            cursor = StateReader(store, step, context.config.record.run_id).manifest.cursor
         except CheckpointInvalid:
             continue
         if stage.is_of(cursor):

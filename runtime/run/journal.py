@@ -98,14 +98,14 @@ class RecordedEvent:
     @staticmethod
     def of(event: Event, age_s: float = 0.0) -> RecordedEvent:
         """Return an event of ``age_s`` ago."""
-        return RecordedEvent(event.NAME, _ENCODER.encode(fields_of(event)), max(0.0, age_s))
+        return RecordedEvent(event.NAME, json.dumps(fields_of(event)), max(0.0, age_s))
 
     def line(self, run_id: str, source: str) -> str:
         """Return the journal's line, without its end: with the moment by both clocks."""
         now, moment = time.monotonic() - self.age_s, time.time() - self.age_s
         stamp = {"event": self.name, "now": now, "time": moment, "run_id": run_id, "source": source}
         between = "" if self.fields == "{}" else ", "
-        return _ENCODER.encode(stamp)[:-1] + between + self.fields[1:]
+        return json.dumps(stamp)[:-1] + between + self.fields[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def fields_of(event: Event) -> Record:
 
 def line_of(record: Record) -> str:
     """Return a record as a line, without its end."""
-    return _ENCODER.encode(record)
+    return json.dumps(record)
 
 
 class SentRecords:
@@ -322,18 +322,6 @@ def _ends_with_newline(fd: int) -> bool:
     """Return whether an open file is empty or ends with a newline."""
     size = os.fstat(fd).st_size
     return not size or os.pread(fd, 1, size - 1) == b"\n"
-
-
-def _plain(value: object) -> object:
-    """Turn values that JSON lacks (NumPy scalars, paths, sets) into values that it has."""
-    if hasattr(value, "item"):
-        return value.item()
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    return str(value)
-
-
-_ENCODER = json.JSONEncoder(default=_plain)
 
 
 class JournalReader:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.image_map import ImageMap
-from holdfast.checkpoint.manifest import Header, Manifest, ShardRecord, plain_name
+from holdfast.checkpoint.manifest import Header, Manifest, ShardRecord
 from holdfast.checkpoint.retention import FEWEST_KEPT, Best, Retention, Wanted
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, digest_of
@@ -91,7 +91,7 @@ class SavePlan:
     def open_store(self, files: FileSystem | None = None) -> CheckpointStore:
         """Return the run's checkpoints, fenced, or on another file system if one is given."""
         owner = self.config.ownership
-        fenced = LocalFileSystem(owner.run_dir, owner.prove)
+        fenced = FileSystem(owner.run_dir, owner.prove)
         return CheckpointStore(owner.run_dir, fenced if files is None else files)
 
     def image_map(self) -> ImageMap:
@@ -158,7 +158,7 @@ def _at_least(least: int, value: object, name: str) -> int:
 def _best_of(keep_best: object) -> Best:
     match keep_best:
         case (str(metric), str(mode)) if mode in _MODES:
-            return Best(plain_name(metric), is_smaller_better=mode == "min")
+            return Best(metric, is_smaller_better=mode == "min")
     raise ProgramError(
         f'keep_best must be a metric and "min" or "max", such as ("val_loss", "min"), '
         f"got {keep_best!r}; change the script"

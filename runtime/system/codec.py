@@ -78,7 +78,8 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, (tuple, list, frozenset)):
         items = [to_plain(item) for item in value]
         return sorted(items) if isinstance(value, frozenset) else items
-    return str(value) if isinstance(value, _TEXTS) else value
+    found = str(value) if isinstance(value, _TEXTS) else value
+    return found.item() if hasattr(found, "item") else found  # NumPy's numbers
 
 
 def from_plain(kind: type[T], found: object, *, allows_more: bool = False) -> T:

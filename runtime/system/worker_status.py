@@ -116,13 +116,11 @@ class _Word(Generic[_Value]):
         place: int,
         kind: Callable[[int], _Value],
         writer: Writer,
-        meaning: str,
         *,
         is_local: bool = False,
     ) -> None:
         self.place = place
         self.writer = writer
-        self.meaning = meaning
         self.is_local = is_local
         self._kind = kind
         self.name = ""
@@ -142,11 +140,6 @@ class _Word(Generic[_Value]):
     def __set__(self, status: WorkerStatus, value: _Value) -> None:
         status.words[self.place] = value
 
-    @property
-    def row(self) -> str:
-        """The word's row in the docstring of ``WorkerStatus``."""
-        return f"{self.place:2}  {self.writer.value:6}  {self.name:16}  {self.meaning}"
-
 
 _WORKER, _AGENT = Writer.WORKER, Writer.AGENT
 
@@ -158,30 +151,30 @@ class WorkerStatus:
     in the order of their places where that matters.
     """
 
-    counter = _Word(0, int, _WORKER, "number of beats so far")
-    phase = _Word(1, Phase, _WORKER, "the work that the worker is doing")
-    step = _Word(2, int, _WORKER, "number of updates that are committed")
-    commits = _Word(3, int, _WORKER, "number of transactions that it has committed itself")
-    generation = _Word(4, int, _WORKER, "generation of the worker's world")
-    _turn = _Word(5, int, _WORKER, "twice the pieces of work begun, and 1 if it waits for peers")
-    _saves_answered = _Word(6, int, _WORKER, "how many requests of a save it has served")
-    _stops_answered = _Word(7, int, _WORKER, "how many requests of a stop it has served")
-    _progress_version = _Word(8, int, _WORKER, "odd while progress is rewritten", is_local=True)
-    _progress_bytes = _Word(9, int, _WORKER, "length of its progress", is_local=True)
-    _update = _Word(10, int, _WORKER, "the update of the work in hand", is_local=True)
-    _microbatch = _Word(11, int, _WORKER, "the microbatch in hand", is_local=True)
-    _is_validation = _Word(12, bool, _WORKER, "whether it is of a validation", is_local=True)
-    _samples = _Word(13, int, _WORKER, "its number of samples; 0 between two", is_local=True)
-    _saves_asked = _Word(16, int, _AGENT, "how often a save was requested")
-    _stops_asked = _Word(17, int, _AGENT, "how often a stop was requested")
-    durable_save = _Word(18, int, _AGENT, "the last attempt at a checkpoint that is durable")
-    failed_save = _Word(19, int, _AGENT, "the last attempt whose snapshot could not be written")
-    is_halt_asked = _Word(20, bool, _AGENT, "whether it is to change no state, and to say its own")
-    _halt_attempt = _Word(21, int, _AGENT, "the save of a halted worker; 0: it leaves")
-    _halt_part = _Word(22, int, _AGENT, "its part of that save")
-    _halt_parts = _Word(23, int, _AGENT, "the number of parts")
-    halt_orders = _Word(24, int, _AGENT, "how many orders a halted worker has had")
-    lease_ms = _Word(25, int, _AGENT, "end of its host's lease; 0: it needs none", is_local=True)
+    counter = _Word(0, int, _WORKER)  # number of beats so far
+    phase = _Word(1, Phase, _WORKER)  # the work that the worker is doing
+    step = _Word(2, int, _WORKER)  # number of updates that are committed
+    commits = _Word(3, int, _WORKER)  # number of transactions that it has committed itself
+    generation = _Word(4, int, _WORKER)  # generation of the worker's world
+    _turn = _Word(5, int, _WORKER)  # twice the pieces of work begun, and 1 if it waits for peers
+    _saves_answered = _Word(6, int, _WORKER)  # how many requests of a save it has served
+    _stops_answered = _Word(7, int, _WORKER)  # how many requests of a stop it has served
+    _progress_version = _Word(8, int, _WORKER, is_local=True)  # odd while progress is rewritten
+    _progress_bytes = _Word(9, int, _WORKER, is_local=True)  # length of its progress
+    _update = _Word(10, int, _WORKER, is_local=True)  # the update of the work in hand
+    _microbatch = _Word(11, int, _WORKER, is_local=True)  # the microbatch in hand
+    _is_validation = _Word(12, bool, _WORKER, is_local=True)  # whether it is of a validation
+    _samples = _Word(13, int, _WORKER, is_local=True)  # its number of samples; 0 between two
+    _saves_asked = _Word(16, int, _AGENT)  # how often a save was requested
+    _stops_asked = _Word(17, int, _AGENT)  # how often a stop was requested
+    durable_save = _Word(18, int, _AGENT)  # the last attempt at a checkpoint that is durable
+    failed_save = _Word(19, int, _AGENT)  # the last attempt whose snapshot could not be written
+    is_halt_asked = _Word(20, bool, _AGENT)  # whether it is to change no state, and to say its own
+    _halt_attempt = _Word(21, int, _AGENT)  # the save of a halted worker; 0: it leaves
+    _halt_part = _Word(22, int, _AGENT)  # its part of that save
+    _halt_parts = _Word(23, int, _AGENT)  # the number of parts
+    halt_orders = _Word(24, int, _AGENT)  # how many orders a halted worker has had
+    lease_ms = _Word(25, int, _AGENT, is_local=True)  # end of its host's lease; 0: it needs none
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -403,8 +396,6 @@ _MIRRORED: dict[Writer, dict[str, _Word[Any]]] = {
     for writer in Writer
 }
 _TURN_AT, _LEASE_AT = WorkerStatus._turn.place, WorkerStatus.lease_ms.place
-_ROWS = "\n".join(f"    {word.row}" for word in _WORDS)
-WorkerStatus.__doc__ = f"{WorkerStatus.__doc__}\n{_ROWS}\n"
 
 
 class StatusChanges:

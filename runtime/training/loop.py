@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 
 from holdfast.recovery.fault import Site
 from holdfast.recovery.ledger import Cursor
-from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
+from holdfast.recovery.order import BatchOrder, SampleOrder
 from holdfast.recovery.step import (
     OVER,
     REFUSAL,
@@ -563,7 +563,7 @@ def _every_size(
                 batch = data.first()
                 rows = order.bounds(batch.samples, m)
                 yield (kind, rows[1] - rows[0]), partial(part_of, data, batch, rows, 0)
-            elif data is not None and isinstance(order, (SampleOrder, SequentialOrder)):
+            elif data is not None and isinstance(order, SampleOrder):
                 assert not isinstance(data, Feed)
                 for index in (0, order.steps_per_epoch - 1):
                     ids = order.microbatch(index, m)

@@ -317,7 +317,7 @@ class JobRestore:
         found: list[StateReader] = []
 
         def open_step() -> None:
-            found.append(StateReader.of(self._store, step, self._context.config.record.run_id))
+            found.append(StateReader(self._store, step, self._context.config.record.run_id))
 
         def read_part() -> None:
             found[0].allocate()

@@ -13,7 +13,7 @@ from pathlib import Path
 from holdfast.checkpoint.retention import Best, Retention, Wanted
 from holdfast.recovery.errors import ScheduleSyntaxError
 from holdfast.recovery.ledger import MAX_MICROBATCHES, MAX_SAMPLES_OF_A_SUM, Cursor
-from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder, chain
+from holdfast.recovery.order import BatchOrder, SampleOrder, chain
 from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_schedule
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.data.feed import Feed
@@ -201,7 +201,7 @@ class TrainingJob:
     data: Data | Feed
     validation: Data | Feed | None
     order: SampleOrder | BatchOrder
-    validation_order: SequentialOrder | BatchOrder | None
+    validation_order: SampleOrder | BatchOrder | None
     work_plan: WorkPlan
     numerics: Numerics
     schedule: Schedule
@@ -244,7 +244,7 @@ class TrainingJob:
         if isinstance(self.validation, Feed):
             return self.validation.steps
         order = self.validation_order
-        return order.steps_per_epoch if isinstance(order, SequentialOrder) else 0
+        return order.steps_per_epoch if isinstance(order, SampleOrder) else 0
 
     @property
     def data_ended(self) -> bool:
@@ -335,7 +335,7 @@ class TrainingJob:
             order = self.validation_order
             return BatchValidationLeaves(replica, self.validation, order, notes)
         assert self.validation is not None
-        assert isinstance(self.validation_order, SequentialOrder)
+        assert isinstance(self.validation_order, SampleOrder)
         return ValidationLeaves(replica, self.validation, self.validation_order, notes)
 
 
@@ -343,7 +343,7 @@ def _digest_of(data: Data | Feed | None) -> str | None:
     return data.fingerprint() if isinstance(data, Fingerprinted) else None
 
 
-def _first_of(data: Data | Feed, order: SampleOrder | SequentialOrder | BatchOrder) -> Microbatch:
+def _first_of(data: Data | Feed, order: SampleOrder | BatchOrder) -> Microbatch:
     """Return the first microbatch of the first batch."""
     if isinstance(data, Feed):
         assert isinstance(order, BatchOrder)
@@ -459,14 +459,14 @@ def _order_of(
 
 def _validation_order(
     request: TrainingRequest, config: WorkerConfig
-) -> SequentialOrder | BatchOrder | None:
+) -> SampleOrder | BatchOrder | None:
     data = request.validation
     if data is None:
         return None
     if isinstance(data, Feed):
         return BatchOrder(config.record.seed, data.steps, config.record.microbatches)
     batch = request.validation_batch or request.global_batch
-    return SequentialOrder(len(data), batch, config.record.microbatches)
+    return SampleOrder(0, len(data), batch, config.record.microbatches, is_shuffled=False)
 
 
 def _schedule_of(request: TrainingRequest, config: WorkerConfig) -> Schedule:

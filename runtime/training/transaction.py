@@ -34,7 +34,7 @@ from holdfast.recovery.ledger import (
     from_lanes,
     write_lanes,
 )
-from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
+from holdfast.recovery.order import BatchOrder, SampleOrder
 from holdfast.recovery.reduction import FloatVector, Node, PartialSums, maximal_nodes
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import Assignment, WorkerId
@@ -205,7 +205,7 @@ class ValidationLeaves:
     """
 
     def __init__(
-        self, replica: Replica, data: Data, order: SequentialOrder, notes: WorkerStatus
+        self, replica: Replica, data: Data, order: SampleOrder, notes: WorkerStatus
     ) -> None:
         self._replica = replica
         self._data = data

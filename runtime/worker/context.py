@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.event import Event
 from holdfast.recovery.fault import FaultKind, FaultPlan, Visit, parse_fault
@@ -111,7 +111,7 @@ class WorkerContext:
     def open_store(self) -> CheckpointStore:
         """Return the run's checkpoints, changed only after a proof that they are the job's own."""
         owner = self.config.ownership
-        return CheckpointStore(owner.run_dir, LocalFileSystem(owner.run_dir, owner.prove))
+        return CheckpointStore(owner.run_dir, FileSystem(owner.run_dir, owner.prove))
 
 
 _current: WorkerContext | None = None

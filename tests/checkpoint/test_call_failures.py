@@ -61,8 +61,8 @@ def save_new(filesystem: FakeFileSystem) -> CheckpointError | None:
     return None
 
 
-def calls_of_save() -> range:
-    filesystem = saved_once()
+def calls_of_save(begin: Callable[[], FakeFileSystem] = saved_once) -> range:
+    filesystem = begin()
     before = len(filesystem.calls)
     save_new(filesystem)
     return range(before, len(filesystem.calls))
@@ -96,36 +96,14 @@ def test_failed_call_fails_the_save_loudly_and_leaves_the_old_checkpoint(
             assert same_bytes(state, small_state(step))
 
 
-def test_message_of_a_failed_save_names_call_path_values_and_way_out() -> None:
-    call = next(
-        call
-        for call, text in enumerate([*saved_calls()])
-        if text.startswith("allocate") and f"{NEW:012d}" in text
-    )
-    filesystem = saved_once()
-    filesystem.fail_at(call, errno.ENOSPC)
-
-    failure = save_new(filesystem)
-
-    assert str(failure) == (
-        "cannot allocate /run/job/checkpoints/.tmp-000000000020-g1-a1/shard-00000-of-00002.h5: "
-        "No space left on device (ENOSPC); free space or keep fewer checkpoints"
-    )
-
-
-def saved_calls() -> list[str]:
-    filesystem = saved_once()
-    save_new(filesystem)
-    return filesystem.calls
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("begin", [saved_once, FakeFileSystem], ids=["second save", "first save"])
 def test_next_attempt_succeeds_after_a_failure_at_any_call(
-    number: int, same_bytes: Callable[..., bool]
+    begin: Callable[[], FakeFileSystem], number: int, same_bytes: Callable[..., bool]
 ) -> None:
     """Even after a failed sync: an acknowledged save has survived a sync of its own."""
-    for call in calls_of_save():
-        filesystem = saved_once()
+    for call in calls_of_save(begin):
+        filesystem = begin()
         filesystem.fail_at(call, number)
         save_new(filesystem)
 
@@ -135,22 +113,6 @@ def test_next_attempt_succeeds_after_a_failure_at_any_call(
             step, state = newest(filesystem.after_power_cut(survival, seed=call))
             assert step == NEW, filesystem.calls[call]
             assert same_bytes(state, small_state(NEW))
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_second_attempt_of_the_first_save_survives_a_power_cut(number: int) -> None:
-    empty = FakeFileSystem()
-    save_new(empty)
-
-    for call in range(len(empty.calls)):
-        filesystem = FakeFileSystem()
-        filesystem.fail_at(call, number)
-        save_new(filesystem)
-
-        assert save_new(filesystem) is None
-
-        step, _ = newest(filesystem.after_power_cut(Survival.NOTHING))
-        assert step == NEW, filesystem.calls[call]
 
 
 def interrupt(filesystem: FakeFileSystem, call: int) -> None:

@@ -14,7 +14,7 @@ from fake_filesystem import FakeFileSystem
 
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import TRANSIENT, CheckpointUnreadable, StorageFailed
-from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 
 ROOT = Path("/run")
 FILE = ROOT / "file"
@@ -213,7 +213,7 @@ def test_file_that_cannot_be_written_is_told_to_its_end() -> None:
     assert told == [8, -8]
 
 
-class LostAnswer(LocalFileSystem):
+class LostAnswer(FileSystem):
     """A server that renames; the client asks again, since no answer came, and is told this."""
 
     def __init__(self, number: int) -> None:

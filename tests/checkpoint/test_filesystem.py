@@ -19,7 +19,7 @@ from holdfast.checkpoint import filesystem
 from holdfast.checkpoint import filesystem as module
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import TRANSIENT, CheckpointError, CheckpointInvalid
-from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem, PacedFileSystem
+from holdfast.checkpoint.filesystem import FileSystem, PacedFileSystem
 from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.reader import restore, restore_newest
 from holdfast.checkpoint.retention import Pruner, Retention
@@ -46,7 +46,7 @@ class TestLocalFileSystemBelowRoot(LocalFileSystemContract):
 
     @pytest.fixture
     def files(self, root: Path) -> FileSystem:
-        return LocalFileSystem(root.parent)
+        return FileSystem(root.parent)
 
     def test_no_call_goes_through_a_link_to_a_directory(
         self, files: FileSystem, root: Path, tmp_path: Path
@@ -108,7 +108,7 @@ def calls_below(stop: int) -> list[object]:
     return [pytest.param(call, marks=() if call % 6 == 1 else rest) for call in range(1, stop)]
 
 
-class Swapping(LocalFileSystem):
+class Swapping(FileSystem):
     """A file system on which an attacker swaps a directory for a link before the n-th call."""
 
     def __init__(self, root: Path, victim: Path, elsewhere: Path, call: int) -> None:
@@ -174,7 +174,7 @@ def test_directory_swapped_while_restoring_leads_nowhere(
         os.close(handle)
 
 
-def recording(files: LocalFileSystem) -> list[int]:
+def recording(files: FileSystem) -> list[int]:
     """Return duplicates of all descriptors that will be read from, in a list that fills."""
     found: list[int] = []
     opening: Callable[[Path], int] = type(files).__mro__[1].open_read.__get__(files)
@@ -231,15 +231,15 @@ def test_file_system_without_reservation_is_told_of_once(
 ) -> None:
     calls = let_fallocate_answer(monkeypatch, number, number)
     written: list[int] = []
-    plain = LocalFileSystem.write
+    plain = FileSystem.write
 
-    def write(files: LocalFileSystem, handle: int, buffers: list[memoryview], offset: int) -> int:
+    def write(files: FileSystem, handle: int, buffers: list[memoryview], offset: int) -> int:
         written.append(sum(map(len, buffers)))
         return plain(files, handle, buffers, offset)
 
-    monkeypatch.setattr(LocalFileSystem, "write", write)
+    monkeypatch.setattr(FileSystem, "write", write)
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("glibc emulates"))
-    disk, told = Disk(LocalFileSystem(tmp_path)), set[str]()
+    disk, told = Disk(FileSystem(tmp_path)), set[str]()
 
     for name in ("first", "second"):
         disk.write_durably(tmp_path / name, [memoryview(bytes(10_000))])
@@ -254,7 +254,7 @@ def test_libc_without_the_call_is_a_downgrade(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filesystem, "_function", lambda _name: None)
-    disk = Disk(LocalFileSystem(tmp_path))
+    disk = Disk(FileSystem(tmp_path))
 
     disk.write_durably(tmp_path / "file", [memoryview(b"data")])
 
@@ -265,7 +265,7 @@ def test_libc_without_the_call_is_a_downgrade(
 def test_interrupted_reservation_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = let_fallocate_answer(monkeypatch, errno.EINTR, errno.EINTR, 0)
 
-    LocalFileSystem().allocate(0, 100)
+    FileSystem().allocate(0, 100)
 
     assert len(calls) == 3
 
@@ -375,16 +375,6 @@ def test_rename_without_sync_is_old_or_new_never_both_or_neither() -> None:
     found = {files.after_power_cut(Survival.ANYTHING, seed).list(ROOT) for seed in range(20)}
 
     assert found == {("old",), ("new",)}
-
-
-def test_removal_without_sync_comes_back() -> None:
-    files = FakeFileSystem()
-    put(files, FILE, b"data", is_synced=True)
-    files.fsync_directory(ROOT)
-    files.unlink(FILE)
-
-    assert read_back(files, FILE) is None
-    assert read_back(files.after_power_cut(Survival.NOTHING), FILE) == b"data"
 
 
 def test_failed_sync_loses_what_a_later_one_claims_to_keep() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
-from holdfast.checkpoint.image import ShardImage, ShareImage
+from holdfast.checkpoint.image import ShardImage, ShareImage, lay_out_shard
 from holdfast.checkpoint.image_map import ImageMap, share_of
 from holdfast.checkpoint.manifest import Header, ShardRecord
 from holdfast.checkpoint.names import shard_name
@@ -46,7 +46,7 @@ def test_image_is_the_file_that_is_written_of_the_state(
     staging = CheckpointStore(tmp_path).staging(HEADER.step, HEADER.generation, 1)
 
     for writer in range(writers):
-        image = ShardImage(layout, writer, HEADER.run_id)
+        image = lay_out_shard(layout, writer, HEADER.run_id)
         buffer = bytearray(b"\xff" * (image.size + 100))
         record = filled(image, memoryview(buffer), state, HEADER)
 
@@ -59,7 +59,7 @@ def test_image_is_the_file_that_is_written_of_the_state(
 def test_every_flipped_byte_of_an_image_is_found(store: CheckpointStore) -> None:
     state: dict[str, Tensor] = {"a": np.arange(40.0), "b": np.arange(3, dtype=np.int8)}
     layout = ShardLayout(specs_of(state), 1)
-    image = ShardImage(layout, 0, "run")
+    image = lay_out_shard(layout, 0, "run")
     buffer = bytearray(image.size)
     record = filled(image, memoryview(buffer), state, HEADER)
     record.check(memoryview(buffer))
@@ -79,7 +79,7 @@ def test_every_flipped_byte_of_an_image_is_found(store: CheckpointStore) -> None
 
 def test_damaged_piece_is_not_written_and_leaves_no_shard() -> None:
     state: dict[str, Tensor] = {name: np.arange(5000.0) for name in "abc"}
-    image = ShardImage(ShardLayout(specs_of(state), 1), 0, "run")
+    image = lay_out_shard(ShardLayout(specs_of(state), 1), 0, "run")
     buffer = bytearray(image.size)
     record = filled(image, memoryview(buffer), state, HEADER)
     buffer[record.pieces[1][1].offset + 17] ^= 1
@@ -116,7 +116,7 @@ def test_shares_of_any_number_of_workers_make_the_shards_that_one_writer_makes(
         share.describe(memory, state, SHARED)
 
     for index in range(shards):
-        image = ShardImage(layout, index, "run")
+        image = lay_out_shard(layout, index, "run")
         expected = bytearray(image.size)
         record = filled(image, memoryview(expected), state, SHARED)
         assert image_map.record(memory, index, SHARED) == record
@@ -166,7 +166,7 @@ def test_room_holds_the_file_of_any_names(names: list[str]) -> None:
     layout = ShardLayout(specs, 1)
     image_map = ImageMap.of(layout)
 
-    size = ShardImage(layout, 0, "r" * 1000).size
+    size = lay_out_shard(layout, 0, "r" * 1000).size
 
     assert size < image_map.records[0] - image_map.bases[0]
     assert len(image_map.image(memoryview(bytearray(image_map.size)), 0, size)) == size

@@ -22,7 +22,7 @@ from holdfast.checkpoint.errors import (
     CheckpointUnreadable,
     StorageFailed,
 )
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.reader import StateReader, compare_specs, restore, restore_newest
 from holdfast.checkpoint.store import CheckpointStore
@@ -107,7 +107,7 @@ def test_unreadable_step_is_told_from_a_damaged_one(tmp_path: Path) -> None:
         restore(store, 1)
 
 
-@pytest.mark.parametrize("where", ["reader.empty_tensor", "scan.Digest"])
+@pytest.mark.parametrize("where", ["scan.empty_tensor", "scan.Digest"])
 def test_step_that_there_is_no_memory_for_is_not_invalid(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -125,7 +125,7 @@ def test_step_that_there_is_no_memory_for_is_not_invalid(
 
 def test_contents_of_all_shards_are_the_state(store: CheckpointStore) -> None:
     save(store, {f"t{n}": np.zeros(8) for n in range(20)}, header=Header("run", 1, 1), writers=8)
-    reader = StateReader.of(store, 1)
+    reader = StateReader(store, 1)
     reader.allocate()
 
     assert sum(len(part) for shard in range(8) for part in reader.contents(shard)) == 20 * 8 * 8
@@ -214,7 +214,7 @@ def test_step_that_is_a_link_is_not_listed(store: CheckpointStore, step_path: Pa
     assert store.steps() == ()
 
 
-class Remembering(LocalFileSystem):
+class Remembering(FileSystem):
     """A client that remembers for a while that a name is missing; it remembers no listing."""
 
     def __init__(self, root: Path, missing: str) -> None:

@@ -20,7 +20,7 @@ from holdfast.checkpoint.errors import (
     MendImpossible,
     StorageFailed,
 )
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.names import shard_name, step_name
 from holdfast.checkpoint.reader import restore
@@ -266,7 +266,7 @@ def test_copy_has_a_later_save_of_the_step(copies: Copies, *, is_moved_aside: bo
     assert files_of(copies.here, step_name(STEP)) == files_of(copies.there, step_name(STEP))
 
 
-class BadBlock(LocalFileSystem):
+class BadBlock(FileSystem):
     """A disk on which the first page of data of one shard cannot be read."""
 
     def __init__(self, path: Path) -> None:
@@ -288,14 +288,14 @@ def test_bad_block_costs_the_file_that_it_lies_in(copies: Copies, tmp_path: Path
     assert restore(here, STEP).manifest.step == STEP
 
 
-class FullDisk(LocalFileSystem):
+class FullDisk(FileSystem):
     """No byte more fits."""
 
     def allocate(self, handle: int, size_bytes: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-class LastRename(LocalFileSystem):
+class LastRename(FileSystem):
     """A disk that fails when a staged step is renamed to its name."""
 
     def rename_noreplace(self, source: Path, target: Path) -> None:
@@ -306,7 +306,7 @@ class LastRename(LocalFileSystem):
 
 @pytest.mark.parametrize("filesystem", [FullDisk(), LastRename()])
 def test_failed_repair_leaves_the_damaged_step_where_it_was(
-    filesystem: LocalFileSystem, copies: Copies, tmp_path: Path
+    filesystem: FileSystem, copies: Copies, tmp_path: Path
 ) -> None:
     cut_short(copies.here)
     damaged = files_of(copies.here, step_name(STEP))
@@ -318,7 +318,7 @@ def test_failed_repair_leaves_the_damaged_step_where_it_was(
     assert files_of(copies.here, step_name(STEP)) == damaged
 
 
-class Forgetful(LocalFileSystem):
+class Forgetful(FileSystem):
     """A disk that spoils a shard when the step gets its name, after all of it was synced."""
 
     def rename_noreplace(self, source: Path, target: Path) -> None:

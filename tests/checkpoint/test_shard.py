@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.image import (
-    build_skeleton,
     dataset_paths,
+    lay_out_shard,
     no_plugins,
 )
 from holdfast.checkpoint.manifest import Header, ShardRecord
@@ -143,15 +143,15 @@ def test_thousands_of_tensors_are_laid_out_alike_by_every_process() -> None:
     build = f"""
 import hashlib
 from holdfast.checkpoint.tensor import ShardLayout, TensorSpec
-from holdfast.checkpoint.image import build_skeleton
+from holdfast.checkpoint.image import lay_out_shard
 layout = ShardLayout(tuple(TensorSpec(name, "float32", (4, 3)) for name in {names!r}), 1)
-print(hashlib.sha256(repr(build_skeleton(layout, 0, "r")).encode()).hexdigest())
+print(hashlib.sha256(repr(lay_out_shard(layout, 0, "r")).encode()).hexdigest())
 """
     command = [sys.executable, "-c", build]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
 
-    build_skeleton.cache_clear()
-    mine = build_skeleton(layout, 0, "r")
+    lay_out_shard.cache_clear()
+    mine = lay_out_shard(layout, 0, "r")
 
     assert hashlib.sha256(repr(mine).encode()).hexdigest() == found.stdout.strip()
 

@@ -20,7 +20,7 @@ from holdfast.checkpoint.errors import (
     CommitRefused,
     StorageFailed,
 )
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import GIVES_WAY, Header, Manifest, ShardRecord
 from holdfast.checkpoint.names import StagingName, step_name
 from holdfast.checkpoint.reader import restore
@@ -379,7 +379,7 @@ def test_steps_of_a_large_store_cost_one_call() -> None:
     assert files.calls[before:] == [f"list {store.directory}"]
 
 
-class SecondThread(LocalFileSystem):
+class SecondThread(FileSystem):
     """Another thread makes the directory while the first one syncs the name of its parent."""
 
     then: threading.Thread | None = None

@@ -222,13 +222,6 @@ def test_world_is_the_last_of_the_highest_generation(sights: list[Sight]) -> Non
     assert seen_by(sights).generation == highest
 
 
-@given(HISTORIES)
-def test_launch_is_up_once_every_worker_has_joined(sights: list[Sight]) -> None:
-    joined = {sight.worker for sight in sights if isinstance(sight, WorkerJoined)}
-
-    assert seen_by(sights).is_up is (joined == set(WORKERS))
-
-
 @given(HISTORIES, SIGHTS)
 def test_seeing_something_twice_tells_nothing_new_of_the_end(
     sights: list[Sight], more: Sight

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tree_sum import tree_sum
 
-from holdfast.recovery.errors import LeafMissing
 from holdfast.recovery.reduction import (
     FloatVector,
     Node,
@@ -97,15 +96,15 @@ def test_plan_with_an_owner_outside_the_world_is_refused() -> None:
         plan_reduction(assignment, world_of(2), 4)
 
 
-@given(st.integers(0, 10_000), st.integers(1, 70), st.integers(1, 64))
-def test_slices_join_to_the_whole_and_are_even(size: int, ranks: int, align: int) -> None:
-    bounds = slice_bounds(size, ranks, align)
+@given(st.integers(0, 10_000), st.integers(1, 70))
+def test_slices_join_to_the_whole_and_are_even(size: int, ranks: int) -> None:
+    bounds = slice_bounds(size, ranks)
 
     assert len(bounds) == ranks
     assert (bounds[0][0], bounds[-1][1]) == (0, size)
     assert all(left[1] == right[0] for left, right in itertools.pairwise(bounds))
-    assert all(start % align == 0 for start, stop in bounds if start < stop)
-    blocks = [-(-(stop - start) // align) for start, stop in bounds]
+    assert all(start % 16 == 0 for start, stop in bounds if start < stop)
+    blocks = [-(-(stop - start) // 16) for start, stop in bounds]
     assert max(blocks) - min(blocks) <= 1
 
 
@@ -179,7 +178,7 @@ def test_take_of_an_incomplete_node_says_what_is_held() -> None:
     sums = PartialSums(4, allocate)
     sums.add_leaf(0, ones())
 
-    with pytest.raises(LeafMissing, match=r"node \[0, 2\) is not summed yet \(held: \[0, 1\)\)"):
+    with pytest.raises(ValueError, match=r"node \[0, 2\) is not summed yet \(held: \[0, 1\)\)"):
         sums.take([Node(0, 2)])
 
 
@@ -286,7 +285,7 @@ def test_sums_are_those_of_the_rule_in_whatever_order_leaves_come(
     nodes = maximal_nodes(owned, microbatches)
     assert sums.nodes == nodes
     for node, vector in zip(nodes, sums.take(nodes), strict=True):
-        assert vector.tobytes() == direct(node).tobytes()
+        assert vector.tobytes() == tree_sum([leaf(index % 7) for index in node.leaves]).tobytes()
 
 
 @given(OWNED, st.data())
@@ -311,7 +310,7 @@ def test_cleared_sums_hold_nothing_and_begin_anew(ownership: tuple[int, set[int]
 
     assert sums.nodes == ()
     assert sums.missing(owned) == tuple(sorted(owned))
-    with pytest.raises(LeafMissing, match="held: nothing"):
+    with pytest.raises(ValueError, match="held: nothing"):
         sums.take([root_of(microbatches)])
 
 

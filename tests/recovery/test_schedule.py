@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -89,12 +87,6 @@ def test_nonsense_is_refused_with_what_would_do(value: object, words: str) -> No
     assert words in str(caught.value)
 
 
-@given(st.text(max_size=12))
-def test_any_text_is_a_schedule_or_refused(text: str) -> None:
-    with contextlib.suppress(ScheduleSyntaxError):
-        assert isinstance(parse_schedule(text), (EverySteps, EverySeconds, EachEpoch, Auto))
-
-
 @pytest.mark.parametrize(
     ("cost_s", "mean_s", "interval"),
     [
@@ -107,11 +99,6 @@ def test_any_text_is_a_schedule_or_refused(text: str) -> None:
 )
 def test_interval_is_youngs_until_the_cap(cost_s: float, mean_s: float, interval: float) -> None:
     assert best_interval_s(cost_s, mean_s) == pytest.approx(interval, abs=0.01)
-
-
-@given(_COSTS, _MEANS)
-def test_saving_never_takes_more_than_its_share(cost_s: float, mean_s: float) -> None:
-    assert cost_s <= LARGEST_SHARE * best_interval_s(cost_s, mean_s) * (1 + 1e-9)
 
 
 @given(_COSTS, _MEANS, st.floats(1, 1e9))
@@ -133,15 +120,6 @@ def test_first_failure_costs_at_most_the_training_that_saves_may_take_unnoticed(
 ) -> None:
     longest = max(cost_s, LEAST_COST_S) / UNNOTICED_SHARE
     assert best_interval_s(cost_s, mean_s) <= longest * (1 + 1e-9)
-
-
-@given(_COSTS, _COSTS, _MEANS, _MEANS)
-def test_dearer_saves_are_rarer_and_failures_make_them_more_frequent(
-    cost_a: float, cost_b: float, mean_a: float, mean_b: float
-) -> None:
-    low = best_interval_s(min(cost_a, cost_b), min(mean_a, mean_b))
-    high = best_interval_s(max(cost_a, cost_b), max(mean_a, mean_b))
-    assert low <= high
 
 
 @pytest.mark.parametrize(
@@ -181,17 +159,6 @@ def test_courtesy_makes_saves_rarer_and_never_stops_a_job_from_coming_on(
     found = auto_interval_s(cost_s, history, writing)
 
     assert best <= found <= max(best, LARGEST_COURTESY * mean_s)
-
-
-@given(_COSTS, _HISTORIES, _WRITINGS, _WRITINGS)
-def test_more_work_for_the_disks_never_makes_saves_more_frequent(
-    cost_s: float, history: FailureHistory, one: Writing, other: Writing
-) -> None:
-    more = Writing(max(one.seconds, other.seconds), max(one.nbytes, other.nbytes))
-
-    found = auto_interval_s(cost_s, history, more)
-
-    assert found >= auto_interval_s(cost_s, history, one)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from holdfast.recovery.detector import (
     LEAST_LIMIT_S,
-    OverdueDetector,
     ScriptView,
+    StallDetector,
     Turn,
     WorkerPace,
     find_diverged,
@@ -49,8 +49,8 @@ ALL_WAIT = paces((9, True), (9, True))
 
 
 def after_looks(
-    detector: OverdueDetector, seconds: float, views: Mapping[WorkerId, WorkerPace]
-) -> OverdueDetector:
+    detector: StallDetector, seconds: float, views: Mapping[WorkerId, WorkerPace]
+) -> StallDetector:
     """Return the detector after_looks looks at the same paces, twice a second."""
     now = detector.looked_at or 0.0
     for _ in range(round(seconds * 2) + 1):
@@ -59,7 +59,7 @@ def after_looks(
     return detector
 
 
-def pieces(detector: OverdueDetector, seconds: Sequence[float], **terms: int) -> OverdueDetector:
+def pieces(detector: StallDetector, seconds: Sequence[float], **terms: int) -> StallDetector:
     """Return the detector after_looks pieces of work that have taken so long."""
     for number, duration in enumerate(seconds):
         detector = after_looks(
@@ -72,10 +72,10 @@ def pieces(detector: OverdueDetector, seconds: Sequence[float], **terms: int) ->
 
 
 def test_worker_that_all_others_wait_for_is_told_at_half_and_fenced_at_the_whole() -> None:
-    detector = OverdueDetector(timeout_s=8.0)
+    detector = StallDetector(timeout_s=8.0)
 
-    half = after_looks(detector, 4.5, ONE_COMPUTES).standstill
-    whole = after_looks(detector, 8.5, ONE_COMPUTES).standstill
+    half = after_looks(detector, 4.5, ONE_COMPUTES).stall
+    whole = after_looks(detector, 8.5, ONE_COMPUTES).stall
 
     assert half is not None
     assert (half.is_over_half, half.is_over) == (True, False)
@@ -93,21 +93,21 @@ def test_worker_that_all_others_wait_for_is_told_at_half_and_fenced_at_the_whole
     ids=["in the script", "all wait", "no worker"],
 )
 def test_nobody_is_accused(views: Mapping[WorkerId, WorkerPace]) -> None:
-    assert after_looks(OverdueDetector(timeout_s=8.0), 2_000.0, views).standstill is None
+    assert after_looks(StallDetector(timeout_s=8.0), 2_000.0, views).stall is None
 
 
 def test_workers_that_all_compute_are_told_of_and_never_fenced() -> None:
-    standstill = after_looks(OverdueDetector(timeout_s=8.0), 2_000.0, ALL_COMPUTE).standstill
+    stall = after_looks(StallDetector(timeout_s=8.0), 2_000.0, ALL_COMPUTE).stall
 
-    assert standstill is not None
-    assert standstill.is_over_half
-    assert not standstill.is_over
+    assert stall is not None
+    assert stall.is_over_half
+    assert not stall.is_over
 
 
 def test_last_owner_of_what_its_peers_were_fenced_for_is_fenced_too() -> None:
-    detector = after_looks(OverdueDetector(timeout_s=8.0), 9.0, ONE_COMPUTES)
-    assert detector.standstill is not None
-    detector = detector.fenced(detector.standstill)
+    detector = after_looks(StallDetector(timeout_s=8.0), 9.0, ONE_COMPUTES)
+    assert detector.stall is not None
+    detector = detector.fenced(detector.stall)
 
     alone, elsewhere = (
         after_looks(detector, 9.0, {WorkerId(1): WorkerPace(Turn(20, False), step, MEASURED)})
@@ -115,25 +115,25 @@ def test_last_owner_of_what_its_peers_were_fenced_for_is_fenced_too() -> None:
     )
     relaunched = after_looks(detector.next_launch(8.0), 9.0, paces((3, False)))
 
-    assert [d.standstill is not None and d.standstill.is_over for d in (alone, elsewhere)] == [
+    assert [d.stall is not None and d.stall.is_over for d in (alone, elsewhere)] == [
         True,
         False,
     ]
-    assert alone.standstill is not None
-    assert (alone.standstill.is_awaited, alone.standstill.is_repeated) == (False, True)
-    assert relaunched.standstill is not None
-    assert relaunched.standstill.is_over
+    assert alone.stall is not None
+    assert (alone.stall.is_awaited, alone.stall.is_repeated) == (False, True)
+    assert relaunched.stall is not None
+    assert relaunched.stall.is_over
 
 
 def test_heirs_that_all_compute_may_take_as_long_as_such_work_does() -> None:
     """The user's limit is for waiting, and may be shorter than a piece of work."""
-    detector = pieces(OverdueDetector(timeout_s=8.0), [20.0, 20.0])
+    detector = pieces(StallDetector(timeout_s=8.0), [20.0, 20.0])
     detector = after_looks(detector, 9.0, ONE_COMPUTES)
-    assert detector.standstill is not None
-    detector = detector.fenced(detector.standstill)
+    assert detector.stall is not None
+    detector = detector.fenced(detector.stall)
 
     usual, unusual = (
-        after_looks(detector, seconds, ALL_COMPUTE).standstill for seconds in (40.0, 300.0)
+        after_looks(detector, seconds, ALL_COMPUTE).stall for seconds in (40.0, 300.0)
     )
 
     assert usual is not None
@@ -144,22 +144,22 @@ def test_heirs_that_all_compute_may_take_as_long_as_such_work_does() -> None:
 
 def test_without_a_limit_of_the_users_nobody_is_accused_before_two_steps() -> None:
     detector = after_looks(
-        OverdueDetector(), 1e4, paces((1, False), (2, True), commits=NEVER_MEASURED)
+        StallDetector(), 1e4, paces((1, False), (2, True), commits=NEVER_MEASURED)
     )
 
     assert detector.limit_s is None
-    assert detector.standstill is None
+    assert detector.stall is None
 
 
 def test_users_limit_does_not_hold_while_models_are_compiled() -> None:
     compiling = paces((1, False), (2, True), commits=NEVER_MEASURED)
 
-    assert after_looks(OverdueDetector(timeout_s=8.0), 1.0, compiling).limit_s == LEAST_LIMIT_S
-    assert after_looks(OverdueDetector(timeout_s=900.0), 1.0, compiling).limit_s == 900.0
+    assert after_looks(StallDetector(timeout_s=8.0), 1.0, compiling).limit_s == LEAST_LIMIT_S
+    assert after_looks(StallDetector(timeout_s=900.0), 1.0, compiling).limit_s == 900.0
 
 
 def test_limit_is_generous_and_grows_with_the_longest_piece_of_work() -> None:
-    short = pieces(OverdueDetector(), [1.0, 2.0])
+    short = pieces(StallDetector(), [1.0, 2.0])
     long = pieces(short, [30.0])
 
     assert short.limit_s == LEAST_LIMIT_S
@@ -171,17 +171,17 @@ def test_limit_is_generous_and_grows_with_the_longest_piece_of_work() -> None:
 def test_only_workers_that_compute_while_another_waits_for_longer_than_the_limit_are_fenced(
     looks: list[tuple[float, list[tuple[int, bool]], int]], timeout_s: float | None
 ) -> None:
-    detector, now, changed_at = OverdueDetector(timeout_s), 0.0, 0.0
+    detector, now, changed_at = StallDetector(timeout_s), 0.0, 0.0
     last: Mapping[WorkerId, WorkerPace] = {}
     for pause_s, turns, commits in looks:
         now += pause_s
         views = paces(*turns, commits=commits)
         changed_at, last = (changed_at if views == last else now), views
         detector = detector.observe(views, now)
-        standstill = detector.standstill
+        stall = detector.stall
 
-        if standstill is not None and standstill.is_over:
-            assert all(not views[worker].turn.waits_for_peers for worker in standstill.workers)
+        if stall is not None and stall.is_over:
+            assert all(not views[worker].turn.waits_for_peers for worker in stall.workers)
             assert any(pace.turn.waits_for_peers for pace in views.values())
             assert now - changed_at > (timeout_s or LEAST_LIMIT_S)
 

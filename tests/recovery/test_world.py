@@ -48,12 +48,6 @@ def test_world_that_cannot_exist_is_refused(
         World(1, tuple(map(WorkerId, workers)), capacity)
 
 
-@given(worlds())
-def test_every_worker_is_active_or_a_spare(world: World) -> None:
-    assert (*world.active, *world.spares) == world.workers
-    assert len(world.active) == min(world.capacity, world.size)
-
-
 @given(shrinking())
 def test_generations_ascend_and_survivors_keep_their_order(history: list[World]) -> None:
     for before, after in itertools.pairwise(history):
@@ -61,14 +55,6 @@ def test_generations_ascend_and_survivors_keep_their_order(history: list[World])
         assert after.capacity == before.capacity
         assert set(after.workers) < set(before.workers)
         assert list(after.workers) == [w for w in before.workers if w in after.workers]
-
-
-@given(shrinking())
-def test_spare_becomes_active_only_where_an_active_worker_died(history: list[World]) -> None:
-    for before, after in itertools.pairwise(history):
-        promoted = set(after.active) & set(before.spares)
-        dead = set(before.active) - set(after.workers)
-        assert len(promoted) <= len(dead)
 
 
 def test_survivor_that_was_no_member_is_refused() -> None:
@@ -252,14 +238,6 @@ def test_orphan_leaves_its_host_only_if_no_adopter_is_there_for_it(
     )
 
     assert stayed == came & left
-
-
-@given(MICROBATCHES, shrinking(), st.sampled_from(["", "a"]))
-def test_one_host_is_as_none(microbatches: int, history: list[World], name: str) -> None:
-    assignment = assign(microbatches, history[0])
-    hosts = dict.fromkeys(history[0].workers, name)
-
-    assert adopt(assignment, history[-1], hosts) == adopt(assignment, history[-1])
 
 
 def test_ten_thousand_workers_are_assigned_and_adopted() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 
 
-class Recording(LocalFileSystem):
+class Recording(FileSystem):
     """Remembers the names of the files that were opened."""
 
     def __init__(self, root: Path) -> None:

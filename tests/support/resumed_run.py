@@ -14,7 +14,7 @@ from fake_communicator import FakeCommunicator, run_world
 from local_communicator import LocalCommunicator
 from whole_save import save
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensors
@@ -156,11 +156,11 @@ class Run:
     def count(self, plain: object, monkeypatch: pytest.MonkeyPatch) -> None:
         """Count what each rank reads from now on."""
 
-        def read(files: LocalFileSystem, handle: int, buffer: memoryview, offset: int) -> int:
+        def read(files: FileSystem, handle: int, buffer: memoryview, offset: int) -> int:
             self.bytes_read[self._ranks[threading.get_ident()]] += len(buffer)
             return plain(files, handle, buffer, offset)  # type: ignore[operator,no-any-return]
 
-        monkeypatch.setattr(LocalFileSystem, "read", read)
+        monkeypatch.setattr(FileSystem, "read", read)
 
     def reasons(self) -> list[str]:
         return [record["reason"] for record in self.journal("rejected")]

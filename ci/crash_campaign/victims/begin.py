@@ -18,7 +18,7 @@ from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import JobError, RunDirectoryBusy
 from holdfast.runtime.head.job_setup import open_journal
@@ -167,7 +167,7 @@ def _refuse_a_second(job: Job, say: Say) -> None:
 
 def _save(job: Job, seed: int, say: Say) -> None:
     path = job.directory.path
-    store = CheckpointStore(path, LocalFileSystem(path, job.claim.prove))
+    store = CheckpointStore(path, FileSystem(path, job.claim.prove))
     try:
         save_step(store, seed, NEW, job.generation, job.record.run_id)
         say(f"saved {NEW}")

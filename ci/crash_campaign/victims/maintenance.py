@@ -47,7 +47,7 @@ class Care:
         committer = Committer(plan, StrikeResult())
         rest(committer)
         marks = committer._maintenance._pruner.marks
-        if DAMAGED in marks.damaged or marks.is_unread(DAMAGED):
+        if DAMAGED in marks.damaged or DAMAGED in marks.unread:
             say(f"knows {DAMAGED}")
         for _ in saves(committer, NEW, seed, say):
             rest(committer)

@@ -18,7 +18,7 @@ from journal_entries import WrittenJournal
 from whole_save import save
 
 from holdfast.checkpoint.errors import TRANSIENT
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.repair import StepCheck, verify_step
 from holdfast.checkpoint.store import CheckpointStore
@@ -247,23 +247,23 @@ def _name(number: int) -> str:
 @pytest.fixture
 def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
     """Let each opening of a checkpoint's file fail whose path has a word in it."""
-    plain, listing = LocalFileSystem.open_read, LocalFileSystem.list
+    plain, listing = FileSystem.open_read, FileSystem.list
 
     def strike(word: str, number: int) -> None:
         def check(path: Path) -> None:
             if word in str(path):
                 raise OSError(number, os.strerror(number))
 
-        def open_read(files: LocalFileSystem, path: Path) -> int:
+        def open_read(files: FileSystem, path: Path) -> int:
             check(path)
             return plain(files, path)
 
-        def names(files: LocalFileSystem, path: Path) -> Any:
+        def names(files: FileSystem, path: Path) -> Any:
             check(path)
             return listing(files, path)
 
-        monkeypatch.setattr(LocalFileSystem, "open_read", open_read)
-        monkeypatch.setattr(LocalFileSystem, "list", names)
+        monkeypatch.setattr(FileSystem, "open_read", open_read)
+        monkeypatch.setattr(FileSystem, "list", names)
 
     return strike
 

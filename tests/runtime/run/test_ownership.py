@@ -14,7 +14,7 @@ import pytest
 from whole_save import save
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.retention import Pruner, Retention
@@ -45,7 +45,7 @@ class Job:
     def __post_init__(self) -> None:
         self.acknowledged: list[int] = []
         self.claim = Ownership(self.directory.path, self.record.run_id, self.lease.token)
-        files = LocalFileSystem(self.directory.path, self.claim.prove)
+        files = FileSystem(self.directory.path, self.claim.prove)
         self.store = CheckpointStore(self.directory.path, files)
         self._pruner = Pruner(self.store, Retention(2), self.record.run_id)
 

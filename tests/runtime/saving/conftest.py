@@ -11,7 +11,7 @@ from host_saves import Workers, plan_of
 from host_writer import Disk, RunningWriter
 from process_agent import AgentOfProcess
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 
@@ -46,14 +46,14 @@ def another_run() -> Callable[[Path], None]:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     """Return a disk that takes no new file while it is full."""
     found = Disk()
-    plain = LocalFileSystem.create_exclusive
+    plain = FileSystem.create_exclusive
 
-    def create(files: LocalFileSystem, path: Path) -> int:
+    def create(files: FileSystem, path: Path) -> int:
         if found.is_full:
             raise OSError(errno.ENOSPC, "no space left on device")
         return plain(files, path)
 
-    monkeypatch.setattr(LocalFileSystem, "create_exclusive", create)
+    monkeypatch.setattr(FileSystem, "create_exclusive", create)
     return found
 
 

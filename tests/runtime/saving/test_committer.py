@@ -17,7 +17,7 @@ from host_saves import LAUNCH, STEP, Workers, begin_run, plan_of, saved_steps, s
 from host_writer import RunningWriter
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.repair import verify_step
@@ -154,7 +154,7 @@ def test_state_that_is_saved_twice_is_written_once(workers: Workers, tmp_path: P
     committer.close(BOUND_S)
 
 
-class OneFails(LocalFileSystem):
+class OneFails(FileSystem):
     """The file of the first shard fails; that of the second is not made before."""
 
     def __init__(self, root: Path) -> None:
@@ -182,7 +182,7 @@ def test_first_failure_waits_for_the_writes_of_the_other_shards(
     committer.close(BOUND_S)
 
 
-class SyncedAtOnce(LocalFileSystem):
+class SyncedAtOnce(FileSystem):
     """Each of four shards waits in its sync for all of them."""
 
     def __init__(self, root: Path) -> None:
@@ -211,7 +211,7 @@ def test_shards_of_a_save_are_synced_at_once(tmp_path: Path, way: Way) -> None:
     workers.close()
 
 
-class HangingCare(LocalFileSystem):
+class HangingCare(FileSystem):
     """Whoever looks for old steps hangs before the test says so."""
 
     def __init__(self, root: Path) -> None:
@@ -275,7 +275,7 @@ def test_step_in_the_directory_of_another_run_is_no_answer(tmp_path: Path) -> No
     workers.close()
 
 
-class FullDisk(LocalFileSystem):
+class FullDisk(FileSystem):
     """A disk that takes nothing as long as it holds more than ``most`` steps."""
 
     most = 100

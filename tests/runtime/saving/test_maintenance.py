@@ -14,7 +14,7 @@ from holders import damage
 from host_saves import LAUNCH, begin_run, plan_of
 from whole_save import save
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.retention import Retention
@@ -88,7 +88,7 @@ def test_staging_of_dead_launches_goes_at_once_and_that_of_this_one_stays(tmp_pa
     assert care.store.names() == (".tmp-000000000030-g7-a1", ".tmp-000000000030-g8-a1")
 
 
-class SlowRemoval(LocalFileSystem):
+class SlowRemoval(FileSystem):
     """Whoever lists the steps or removes a file of one waits for the test; listings count."""
 
     def __init__(self, root: Path) -> None:
@@ -134,7 +134,7 @@ def test_care_that_was_given_up_takes_nothing_that_is_staged_after_it(
     care, slow = Care(tmp_path / "run"), SlowRemoval(tmp_path / "run")
     care.add(1, 2, 3)
     before = set(threading.enumerate())
-    monkeypatch.setattr(LocalFileSystem, "unlink", lambda _, path: slow.wait(path))
+    monkeypatch.setattr(FileSystem, "unlink", lambda _, path: slow.wait(path))
     maintenance = care.begin()
     assert slow.has_begun.wait(BOUND_S)
 

@@ -16,7 +16,7 @@ from host_simulation import HostSimulation
 from host_writer import Disk, RunningWriter
 from whole_save import save
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.store import CheckpointStore
@@ -246,10 +246,10 @@ def test_run_directory_of_another_run_takes_no_save(
 def test_file_system_that_guarantees_less_is_told_of_once(
     workers: Workers, writer: RunningWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: LocalFileSystem, handle: int, size_bytes: int) -> None:
+    def refuse(self: FileSystem, handle: int, size_bytes: int) -> None:
         raise OSError(errno.ENOTSUP, "no reservations here")
 
-    monkeypatch.setattr(LocalFileSystem, "allocate", refuse)
+    monkeypatch.setattr(FileSystem, "allocate", refuse)
 
     for step in (1, 2):
         assert writer.save(workers, step, step).is_durable

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from holdfast.runtime.system.channel import MessageKinds, pair, to_message
+from holdfast.runtime.system.channel import MessageKinds, to_message
 from holdfast.runtime.system.codec import WrongValue
 
 
@@ -25,14 +25,8 @@ _KINDS: MessageKinds[Ask | Leave] = MessageKinds(Ask | Leave)
 
 
 @pytest.mark.parametrize("message", [Ask((1, 2)), Ask((), is_urgent=True), Leave()])
-def test_message_comes_back_from_a_channel_as_it_was_sent(message: Ask | Leave) -> None:
-    one, other = pair()
-    one.send(to_message(message))
-    line = other.receive()
-    assert line is not None
-    assert _KINDS.decode(line) == message
-    one.close()
-    other.close()
+def test_message_is_read_as_it_was_sent(message: Ask | Leave) -> None:
+    assert _KINDS.decode(to_message(message)) == message
 
 
 @pytest.mark.parametrize(

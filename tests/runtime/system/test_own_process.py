@@ -35,27 +35,19 @@ def test_usable_cores_respects_affinity_and_grant(monkeypatch: pytest.MonkeyPatc
         assert usable_cores() == expected
 
 
-def test_process_with_another_parent_ends_at_once() -> None:
-    child = os.fork()
-    if child == 0:
-        die_with_parent(os.getpid())
-        os._exit(0)
-
-    _, status = os.waitpid(child, 0)
-
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-
-
-def test_process_of_this_parent_lives_on() -> None:
+@pytest.mark.parametrize(("is_its_parent", "code"), [(True, 0), (False, -signal.SIGKILL)])
+def test_process_whose_parent_is_another_one_ends_at_once(
+    code: int, *, is_its_parent: bool
+) -> None:
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        die_with_parent(parent)
+        die_with_parent(parent if is_its_parent else os.getpid())
         os._exit(0)
 
     _, status = os.waitpid(child, 0)
 
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert os.waitstatus_to_exitcode(status) == code
 
 
 def test_threads_are_counted() -> None:

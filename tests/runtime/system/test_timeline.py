@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.runtime.system import timeline
 from holdfast.runtime.system.timeline import RING_WORDS, Activity, Change, changes_in
-from holdfast.runtime.system.worker_status import Phase, StatusChanges, WorkerStatus, Writer
+from holdfast.runtime.system.worker_status import Phase, WorkerStatus
 
 
 class Clock:
@@ -54,20 +54,6 @@ def test_computing_before_the_first_commit_counts_as_compiling(
     act(worker, clock, (Activity.COMPUTE, 70))
 
     assert agent.spent_ns[Activity.COMPILE] == 70_000
-
-
-def test_mirror_has_the_sums_of_another_host(
-    sides: tuple[WorkerStatus, WorkerStatus], clock: Clock
-) -> None:
-    agent, worker = sides
-    act(worker, clock, (Activity.WAIT, 9))
-    mirror, changes = WorkerStatus.mirror(), StatusChanges(agent, Writer.WORKER)
-
-    mirror.take(changes.look(), Writer.WORKER)
-
-    assert mirror.spent_ns == agent.spent_ns
-    assert changes.look() == {}
-    mirror.close()
 
 
 def test_ring_tells_moments_steps_and_activities_after_the_death_of_its_worker(

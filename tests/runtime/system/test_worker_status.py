@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.event import WorkInHand
+from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import (
     MOST_IDS,
     MOST_PROGRESS_BYTES,
@@ -170,6 +171,7 @@ def _by_worker() -> st.SearchStrategy[Callable[[WorkerStatus], None]]:
             lambda what: lambda status: status.answer(what, status.asked(what))
         ),
         st.just(lambda status: status.begin_work(3, 1, bytes(16), is_validation=True)),
+        st.sampled_from(Activity).map(lambda activity: lambda status: status.enter(activity)),
     )
 
 
@@ -196,7 +198,7 @@ def _told(status: WorkerStatus) -> tuple[object, ...]:
         *(status.counter, status.phase, status.step, status.commits, status.generation),
         *(status.turn, status.progress, status.requests, status.is_halt_asked),
         *(status.halt_orders, status.halt_order, status.failed_save, status.durable_save),
-        *(status.asked(RequestFlag.SAVE), status.asked(RequestFlag.STOP)),
+        *(status.asked(RequestFlag.SAVE), status.asked(RequestFlag.STOP), status.spent_ns),
     )
 
 
@@ -247,11 +249,3 @@ def test_progress_that_is_being_rewritten_comes_with_a_later_look(
     worker._progress_version += 1
 
     assert changes.look() == {"progress": "step 7"}
-
-
-def test_table_in_the_docstring_has_each_word() -> None:
-    rows = [line.split()[:3] for line in (WorkerStatus.__doc__ or "").splitlines()[5:]]
-
-    assert ["0", "worker", "counter"] in rows
-    assert ["24", "agent", "halt_orders"] in rows
-    assert len({place for place, _, _ in rows}) == len(rows), "each word has a place of its own"

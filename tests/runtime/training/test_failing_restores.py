@@ -12,7 +12,7 @@ import pytest
 from resumed_run import Run
 
 from holdfast.checkpoint.errors import TRANSIENT
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.runtime.errors import (
     CheckpointsUnread,
     ExitCode,
@@ -56,25 +56,25 @@ def fault(run: Run, monkeypatch: pytest.MonkeyPatch) -> Fault:
                 raise OSError(number, os.strerror(number))
 
     paths: dict[tuple[int, int], str] = {}
-    open_read, read, names = LocalFileSystem.open_read, LocalFileSystem.read, LocalFileSystem.list
+    open_read, read, names = FileSystem.open_read, FileSystem.read, FileSystem.list
 
-    def opened(files: LocalFileSystem, path: Path) -> int:
+    def opened(files: FileSystem, path: Path) -> int:
         check("open", str(path))
         handle = open_read(files, path)
         paths[threading.get_ident(), handle] = str(path)
         return handle
 
-    def got(files: LocalFileSystem, handle: int, buffer: memoryview, offset: int) -> int:
+    def got(files: FileSystem, handle: int, buffer: memoryview, offset: int) -> int:
         check("read", paths[threading.get_ident(), handle])
         return read(files, handle, buffer, offset)
 
-    def listed(files: LocalFileSystem, path: Path) -> tuple[str, ...]:
+    def listed(files: FileSystem, path: Path) -> tuple[str, ...]:
         check("list", str(path))
         return tuple(names(files, path))
 
-    monkeypatch.setattr(LocalFileSystem, "open_read", opened)
-    monkeypatch.setattr(LocalFileSystem, "read", got)
-    monkeypatch.setattr(LocalFileSystem, "list", listed)
+    monkeypatch.setattr(FileSystem, "open_read", opened)
+    monkeypatch.setattr(FileSystem, "read", got)
+    monkeypatch.setattr(FileSystem, "list", listed)
     return strike
 
 

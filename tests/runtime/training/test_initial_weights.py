@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from whole_save import save
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import RunUnreadable, UsageError
@@ -99,14 +99,14 @@ def test_newest_step_that_cannot_be_read_just_now_gives_way_to_no_older_one(
     store = CheckpointStore(tmp_path)
     for saved in (1, 2):
         save(store, weights(), header=Header("r", 1, saved))
-    plain = LocalFileSystem.open_read
+    plain = FileSystem.open_read
 
-    def open_read(files: LocalFileSystem, path: Path) -> int:
+    def open_read(files: FileSystem, path: Path) -> int:
         if path.parent.name == "step-000000000002":
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return plain(files, path)
 
-    monkeypatch.setattr(LocalFileSystem, "open_read", open_read)
+    monkeypatch.setattr(FileSystem, "open_read", open_read)
 
     with pytest.raises(RunUnreadable, match=r"step 2 could not be read: .*ESTALE") as refused:
         load_initial_weights(Replica(), tmp_path)

@@ -26,7 +26,7 @@ from simulation import (
     wait_for_nothing,
 )
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import EpochMetrics
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensors
@@ -97,10 +97,10 @@ def test_workers_that_begin_with_the_same_weights_load_nothing(
 def test_file_system_that_guarantees_less_is_told_of_once(
     tmp_path: Path, numerics: Numerics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: LocalFileSystem, path: Path) -> None:
+    def refuse(self: FileSystem, path: Path) -> None:
         raise OSError(errno.EINVAL, "directories are not synced here")
 
-    monkeypatch.setattr(LocalFileSystem, "fsync_directory", refuse)
+    monkeypatch.setattr(FileSystem, "fsync_directory", refuse)
     job = SimulatedJob(tmp_path / "run", numerics)
 
     (ending,) = job.launch(Launch(1, 1, 2))

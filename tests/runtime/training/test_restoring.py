@@ -9,7 +9,7 @@ import pytest
 from resumed_run import Run, Weights
 from whole_save import save
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.names import step_name
 from holdfast.recovery.ledger import Cursor
@@ -33,7 +33,7 @@ def test_each_worker_reads_its_part_of_the_shards(
 ) -> None:
     directory = run.save(10, 1.0, writers=4)
     manifest = (directory / "MANIFEST.json").stat().st_size
-    run.count(LocalFileSystem.read, monkeypatch)
+    run.count(FileSystem.read, monkeypatch)
 
     run.restore(ranks=4)
 

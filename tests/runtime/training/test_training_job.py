@@ -14,7 +14,7 @@ from simulation import FEATURES, TinyReplica, data
 
 from holdfast.checkpoint.retention import Best, Retention, Wanted
 from holdfast.recovery.ledger import Cursor, Ledger, fingerprint
-from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
+from holdfast.recovery.order import BatchOrder, SampleOrder
 from holdfast.recovery.schedule import Auto, EachEpoch, EverySeconds, EverySteps, Schedule
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.data.feed import Feed
@@ -189,8 +189,11 @@ def test_pass_over_the_data_may_be_longer_than_an_epoch(
     ("changes", "order"),
     [
         ({}, None),
-        ({"validation": data(11)}, SequentialOrder(11, 9, 2)),
-        ({"validation": data(11), "validation_batch": 4}, SequentialOrder(11, 4, 2)),
+        ({"validation": data(11)}, SampleOrder(0, 11, 9, 2, is_shuffled=False)),
+        (
+            {"validation": data(11), "validation_batch": 4},
+            SampleOrder(0, 11, 4, 2, is_shuffled=False),
+        ),
         ({"validation": feed()}, BatchOrder(5, 3, 2)),
     ],
     ids=["none", "batch of the training", "batch of its own", "pipeline"],

@@ -14,7 +14,7 @@ from simulation import FEATURES, TinyReplica, Watching, data
 
 from holdfast.recovery.event import WorkInHand
 from holdfast.recovery.ledger import LANES, Cursor, Ledger, fingerprint, fingerprint_of_run
-from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
+from holdfast.recovery.order import BatchOrder, SampleOrder
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import WorkerId, World, assign
 from holdfast.runtime.data.batch import OwnRows
@@ -116,7 +116,7 @@ def test_leaves_prove_each_sample_once(
     maker: LeafMaker = TrainingLeaves(replica, given_data, order, page)
     steps = order.steps_per_epoch
     if kind == "validation":
-        in_order = SequentialOrder(samples, batch, parts)
+        in_order = SampleOrder(0, samples, batch, parts, is_shuffled=False)
         maker, steps = ValidationLeaves(replica, given_data, in_order, page), 1
 
     ledger = Ledger()
@@ -131,7 +131,7 @@ def test_leaves_prove_each_sample_once(
 def test_leaf_of_a_validation_adds_up_its_part_of_every_batch(
     page: WorkerStatus, replica: Watching
 ) -> None:
-    maker = ValidationLeaves(replica, data(11), SequentialOrder(11, 4, 2), page)
+    maker = ValidationLeaves(replica, data(11), SampleOrder(0, 11, 4, 2, is_shuffled=False), page)
     ids = np.array([2, 3, 6, 7, 10])  # of batches of 4, 4 and 3 samples
     expected = np.empty(1, np.float32)
     replica.evaluate(read_microbatch(data(11), ids, seed=0), expected)
@@ -149,7 +149,7 @@ def test_leaf_of_a_validation_adds_up_its_part_of_every_batch(
 def test_validation_is_noted_for_the_step_that_is_committed(
     page: WorkerStatus, replica: Watching
 ) -> None:
-    maker = ValidationLeaves(replica, data(11), SequentialOrder(11, 6, 2), page)
+    maker = ValidationLeaves(replica, data(11), SampleOrder(0, 11, 6, 2, is_shuffled=False), page)
 
     leaf_of(maker, 5, 1)
 

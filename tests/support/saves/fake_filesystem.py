@@ -24,7 +24,7 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias
 
-from holdfast.checkpoint.filesystem import DirectoryName
+from holdfast.checkpoint.filesystem import DirectoryName, FileSystem
 
 
 class Survival(Enum):
@@ -77,8 +77,8 @@ class _Change:
 _Node: TypeAlias = "_File | _Directory"
 
 
-class FakeFileSystem:
-    """Implements ``FileSystem`` in memory, below one directory that exists from the start.
+class FakeFileSystem(FileSystem):
+    """A file system in memory, below one directory that exists from the start.
 
     ``calls`` lists every call so far; the n-th one is number n - 1.
     """

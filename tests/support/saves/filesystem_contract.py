@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.filesystem import DirectoryName, FileSystem, LocalFileSystem
+from holdfast.checkpoint.filesystem import DirectoryName, FileSystem
 
 
 def errno_of(call: Callable[[], object]) -> int | None:
@@ -192,7 +192,7 @@ class LocalFileSystemContract(FileSystemContract):
 
     @pytest.fixture
     def files(self, root: Path) -> FileSystem:
-        return LocalFileSystem()
+        return FileSystem()
 
     @pytest.mark.parametrize(
         ("umask", "expected"),

@@ -24,7 +24,7 @@ from host_saves import Copied, Workers, memory_of, plan_of, saved_steps
 from host_writer import PING, PONG, Answering
 from simulation import PromptExecutor
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.runtime.saving import writer_link
 from holdfast.runtime.saving.save_messages import (
     PlanSaves,
@@ -52,7 +52,7 @@ class _Files:
     """The file system as one writer sees it: it dies at a call, or the disk is full."""
 
     def __init__(self, root: Path, host: HostSimulation) -> None:
-        self._plain = LocalFileSystem(root)
+        self._plain = FileSystem(root)
         self._host = host
         self.dies_in: int | None = None
         self.is_dead = False

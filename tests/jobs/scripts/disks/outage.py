@@ -12,7 +12,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.runtime.training.restoring import PATIENT
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "02_custom_replica.py"
@@ -22,10 +22,10 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--outage", type=Path, required=True)
 parser.add_argument("--patience", type=float, required=True)
 options, sys.argv[1:] = parser.parse_known_args()
-plain = LocalFileSystem.open_read
+plain = FileSystem.open_read
 
 
-def open_read(files: LocalFileSystem, path: Path) -> int:
+def open_read(files: FileSystem, path: Path) -> int:
     """Open a file, unless there is an outage."""
     try:
         is_struck = RANK in options.outage.read_text().split()
@@ -36,7 +36,7 @@ def open_read(files: LocalFileSystem, path: Path) -> int:
     return plain(files, path)
 
 
-LocalFileSystem.open_read = open_read  # type: ignore[method-assign]
+FileSystem.open_read = open_read  # type: ignore[method-assign]
 object.__setattr__(PATIENT, "whole_s", options.patience)
 object.__setattr__(PATIENT, "longest_nap_s", 0.5)
 runpy.run_path(str(EXAMPLE), run_name="__main__")
