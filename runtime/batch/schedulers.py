@@ -165,16 +165,15 @@ class Allocation:
 def find_allocation(environ: Mapping[str, str], lines: Lines | None = None) -> Allocation | None:
     """Return the allocation that this process runs in, None outside batch systems."""
     # Slurm first: other batch systems can be started inside one of its jobs, not around it.
-    for read in (_read_slurm, _read_pbs):
-        found = read(environ, lines or _lines_of)
-        if found is not None:
-            has_workers = found.workers is not None and found.workers.count > 0
-            return dataclasses.replace(
-                found,
-                workers=found.workers if has_workers else None,
-                chain=environ.get(CHAIN) or found.chain,
-            )
-    return None
+    found = _read_slurm(environ) or _read_pbs(environ, lines or _lines_of)
+    if found is None:
+        return None
+    has_workers = found.workers is not None and found.workers.count > 0
+    return dataclasses.replace(
+        found,
+        workers=found.workers if has_workers else None,
+        chain=environ.get(CHAIN) or found.chain,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +271,8 @@ def whole_number(text: str | None, default: int = 0) -> int:
     return int(text) if text is not None and text.isdecimal() else default
 
 
-def _read_slurm(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
+def _read_slurm(environ: Mapping[str, str]) -> Allocation | None:
     """Return the allocation of a Slurm job, None outside Slurm."""
-    del lines  # everything is in the environment
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     if not job:
         return None

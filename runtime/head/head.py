@@ -62,7 +62,7 @@ from holdfast.runtime.run.journal import Records
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.saving.run_files import RunLost, RunWarning
 from holdfast.runtime.system.channel import FDS, Channel, Message, MessageKinds, to_message
-from holdfast.runtime.system.codec import from_plain
+from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.processes import (
     PeerSilence,
     is_stopped,
@@ -89,10 +89,8 @@ class Head:
         self._lease = None if settings.lease is None else Lease(settings.lease)
         self._client: _Client | None = None
         self._job: _RunningJob | None = None
-        self._hosts: JobHosts | None = None
         self._held: LaunchEnded | None = None
         """The end of a launch that is followed by no other one before a host is back."""
-        self._job_fields: Message = {}
         self._stoppers: list[Channel] = []
         """The connections of those who have asked for the end, and hear of it."""
         self._polled_at = self._next_writer_at = self._shown_at = 0.0
@@ -140,8 +138,8 @@ class Head:
             self._polled_at = now
             self._poll_client(now)
             with job.errors_told():
-                if self._hosts is not None and job.decider.end is None:
-                    self._hosts.poll(now)
+                if job.decider.end is None:
+                    job.hosts.poll(now)
                 job.decider.poll(now, is_idle=is_idle, is_held=self._held is not None)
                 job.progress.show(self._agent.launch.progress)
                 self._show_metrics(job, now)
@@ -225,10 +223,9 @@ class Head:
 
     def _tell_end(self, channel: Channel) -> None:
         """Tell the exit code of the job to a client, or to a process that has asked for its end."""
-        decider = None if self._job is None else self._job.decider
-        if decider is not None and decider.end is not None:
-            lost = () if self._hosts is None else tuple(self._hosts.missing)
-            code = int(decider.end.exit_code)
+        if self._job is not None and self._job.decider.end is not None:
+            decider, lost = self._job.decider, tuple(self._job.hosts.missing)
+            code = int(self._job.decider.end.exit_code)
             channel.post(to_message(JobDone(code, decider.limits, lost)))
 
     def _finish(self) -> None:
@@ -292,8 +289,6 @@ class Head:
         after = message.after
         job = from_plain(Job, message.job)
         job = job if after is None else job.after(after)
-        lost = {"losses": dict(job.losses), "missing": list(job.missing)}
-        self._job_fields = {**message.job, **lost}
         lease = -1 if self._lease is None else self._lease.fileno()
         run = RunLink(self._reactor, job, lease, () if after is not None else job.said)
         self._screen.copy = lambda lines: run.log(None, "", lines.decode("latin-1"))
@@ -301,10 +296,10 @@ class Head:
         quiet = job.config.options.quiet
         progress = ProgressLog(self._screen, is_quiet=quiet, imports=imports)
         console = JobConsole(job, run, self._screen.say, progress)
-        self._hosts = JobHosts(job, self._agent, is_taken_over=after is not None)
-        decider = Decider(job, run, console, self._agent.obey, self._hosts.place)
+        hosts = JobHosts(job, self._agent, is_taken_over=after is not None)
+        decider = Decider(job, run, console, self._agent.obey, hosts.place)
         saves = SaveRequests(decider.save)
-        self._job = _RunningJob(job, run, progress, console, decider, saves)
+        self._job = _RunningJob(job, run, progress, console, decider, hosts, saves)
         run.serve(self._job.on_record, self._job.on_directory)
         if self._writers is not None:
             run.connect(self._writers)
@@ -314,7 +309,7 @@ class Head:
                 decider.begin()
             else:
                 if after.may_live_elsewhere:
-                    self._hosts.hold("another host", job.config.options.heartbeat_timeout_s)
+                    hosts.hold("another host", job.config.options.heartbeat_timeout_s)
                 decider.go_on(after, message.reason)
                 self._agent.tell(LaunchEnded())
 
@@ -322,7 +317,7 @@ class Head:
         """Tell a client all that it needs to start another head, should this one die."""
         fds = () if self._lease is None else (self._lease.fileno(),)
         greeting = ClientTaken(
-            job=self._job_fields,
+            job=to_plain(job.job),
             workers=job.decider.log.launched,
             directory=str(self._agent.settings.directory),
             cwd=os.getcwd(),
@@ -389,8 +384,8 @@ class Head:
             case Logged():
                 job.run.log(event.worker, event.host, event.lines, event.lost)
                 return
-            case HostLost() if self._hosts is not None:
-                found = self._hosts.lose(event)
+            case HostLost():
+                found = job.hosts.lose(event)
                 if found is None:
                     return
                 event = found
@@ -406,9 +401,7 @@ class Head:
 
     def _waits_for_hosts(self, job: _RunningJob) -> bool:
         """Return whether the next launch must wait for a host; the user is told once."""
-        if self._hosts is None or job.decider.is_stopping:
-            return False
-        reason = self._hosts.why_wait(witnessed_s())
+        reason = "" if job.decider.is_stopping else job.hosts.why_wait(witnessed_s())
         if reason and self._held is None:
             with job.errors_told():
                 job.console.tell(Warned(reason))
@@ -453,6 +446,7 @@ class _RunningJob:
     progress: ProgressLog
     console: JobConsole
     decider: Decider
+    hosts: JobHosts
     saves: SaveRequests
 
     @contextlib.contextmanager

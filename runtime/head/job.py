@@ -49,7 +49,6 @@ class Job:
         losses: how often hosts were lost in earlier jobs of the run, of late.
         missing: hosts that were lost and not back when the head before this one died.
         network: the network between them, as CIDR; None if there is no other host.
-        addresses: the address of each host on it, as ``hosts``.
         facts: what each host has said before the job began (`HostFacts`), as ``hosts``.
         said: the lines of its client before it had a head, which the log of the run lacks.
     """
@@ -67,7 +66,6 @@ class Job:
     losses: Mapping[str, int] = dataclasses.field(default_factory=dict)
     missing: tuple[str, ...] = ()
     network: str | None = None
-    addresses: tuple[str, ...] = ()
     facts: tuple[Mapping[str, object], ...] = ()
     said: tuple[str, ...] = ()
 

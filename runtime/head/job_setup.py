@@ -194,7 +194,6 @@ class JobSetup:
             hosts=() if checked is None else checked.hosts,
             losses={} if checked is None else _losses_in(options),
             network=None if checked is None else str(checked.network),
-            addresses=() if checked is None else checked.addresses,
             facts=() if checked is None else tuple(map(to_plain, checked.facts)),
         )
 

@@ -152,14 +152,14 @@ class Stages:
             with during_training():
                 end = self._train(request, build, callback_host)
         except _NotBegun as failed:
-            contexts.end_by(failed.error)
+            contexts.trainings.end = failed.error
             self._end_at(self.stage.begin, by_error=True)
             raise failed.error from failed.error.__cause__
         except BaseException as error:  # the script may catch it, and go on
             self._fail(error)
             raise
         if end.error is not None:
-            contexts.end_by(end.error)
+            contexts.trainings.end = end.error
         self._end_at(end.cursor.step, by_error=end.error is not None)
         return end
 
@@ -183,7 +183,7 @@ class Stages:
             )
         if not self._is_under_way:
             return
-        before = contexts.failure()
+        before = contexts.trainings.failure
         if isinstance(before, Ending):
             raise before
         why = "" if before is None else f", because of {_in_a_line(before)}"
@@ -194,7 +194,7 @@ class Stages:
 
     def _fail(self, error: BaseException) -> None:
         """Take note of the error that ends the training of this worker."""
-        contexts.fail(error)
+        contexts.trainings.failure = contexts.trainings.failure or error
         if not isinstance(error, StopRequested):
             self.context.halt.resting = Nothing("stopped after an error had ended a training")
         page = self.context.page
@@ -209,7 +209,8 @@ class Stages:
         self.context.page.phase = Phase.STARTING  # the one before has left its script concluding
         config = self.context.config
         job = describe_job(request, config, config.numerics, self._stages)
-        contexts.plan(0 if job.work_plan.is_open else job.work_plan.steps)
+        planned = 0 if job.work_plan.is_open else job.work_plan.steps
+        contexts.trainings.planned_steps = planned
         try:
             replica = build(job, self.context)
         except JobError:

@@ -116,9 +116,6 @@ class WorkerContext:
 
 _current: WorkerContext | None = None
 _process = 0
-_planned_steps = 0
-_failure: BaseException | None = None
-_stage_error: BaseException | None = None
 
 
 def install(context: WorkerContext) -> None:
@@ -195,40 +192,22 @@ def rank() -> int:
     return int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
 
 
-def plan(steps: int) -> None:
-    """Remember how many steps the training of this process has."""
-    global _planned_steps  # noqa: PLW0603  (one job trains one model)
-    _planned_steps = steps
+@dataclass(slots=True)
+class Trainings:
+    """How far the trainings of this process are, for the end of its script."""
 
-
-def planned_steps() -> int:
-    """Return the number of steps of the training that this process has begun, 0 without one."""
-    return _planned_steps
-
-
-def fail(error: BaseException) -> None:
-    """Remember the first error that has ended a training of this process."""
-    global _failure  # noqa: PLW0603  (one process is one worker)
-    _failure = _failure or error
-
-
-def failure() -> BaseException | None:
-    """Return the error that has ended a training of this process, None without one.
+    planned_steps: int = 0
+    """How many the newest one has, 0 without one."""
+    failure: BaseException | None = None
+    """The first error that has ended one.
 
     The script may catch it, but cannot undo it: no training follows.
     """
-    return _failure
+    end: BaseException | None = None
+    """The script's error that has ended the last one, on all workers alike."""
 
 
-def end_by(error: BaseException) -> None:
-    """Remember the script's error that has ended its last training, on all workers alike."""
-    global _stage_error  # noqa: PLW0603  (one process is one worker)
-    _stage_error = error
-
-
-def is_of_training(error: BaseException | None) -> bool:
-    """Return whether the script has ended with the error that has ended its last training."""
-    return error is not None and error is _stage_error
+trainings = Trainings()
 
 
 def injector_of(config: WorkerConfig, journal: Recorder) -> FaultInjector:

@@ -63,13 +63,11 @@ from holdfast.runtime.system.worker_status import (
     WorkerStatus,
     pulse_interval_s,
 )
+from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.context import (
     WorkerContext,
-    failure,
     injector_of,
     install,
-    is_of_training,
-    planned_steps,
 )
 from holdfast.runtime.worker.halt import HaltWatch
 from holdfast.runtime.worker.injector import InjectedFault
@@ -179,7 +177,8 @@ def run_script(
     finish(error)
     end = _end_of_script(error)
     report = _early_end(page) if end is None else _end_report(end, script, page)
-    is_in_training = page.phase in _IN_TRAINING or is_of_training(end)
+    is_of_training = end is not None and end is contexts.trainings.end
+    is_in_training = page.phase in _IN_TRAINING or is_of_training
     return report and replace(report, worker=config.worker, is_in_training=is_in_training)
 
 
@@ -221,7 +220,7 @@ def _end_of_script(error: BaseException | None) -> BaseException | None:
 
     What the job has decided counts, and not what the script has raised since.
     """
-    before = failure()
+    before = contexts.trainings.failure
     if before is None or isinstance(before, (JobError, Ending, InjectedFault)):
         return before or error
     ended_well = error is None or (isinstance(error, SystemExit) and not error.code)
@@ -255,7 +254,8 @@ def _early_end(page: WorkerStatus) -> WorkerFailed | None:
     """Report a script that has left its training, None if it was out of training."""
     if page.phase not in _IN_TRAINING:
         return None
-    of = f" of {planned_steps()}" if planned_steps() else ""
+    planned = contexts.trainings.planned_steps
+    of = f" of {planned}" if planned else ""
     message = f"the script ended at step {page.step}{of}, before training was over"
     return _report("SystemExit", message, ExitCode.PROGRAM_FAILED)
 
@@ -444,7 +444,7 @@ def _leave(
     # MPI waits with a core each, and the first worker may still write for long.
     context.ask_agent(to_message(ScriptEnded(context.config.worker)))
     context.communicator.leave()
-    if failure() is None and not was_cut:
+    if contexts.trainings.failure is None and not was_cut:
         for finish in context.after_leaving:
             finish()
     context.report(WorkerLeaving(context.config.worker))

@@ -41,17 +41,6 @@ def test_job_is_requeued_before_each_limit_of_a_minute(
     assert run.log.count("asking Slurm to requeue") == int(facts["Restarts"])
 
 
-def test_job_goes_through_a_limit_of_two_minutes(
-    cluster: SlurmCluster, run: BatchRun, sha256: str
-) -> None:
-    (job,) = run.sbatch("-n", "2", "-t", "2")
-
-    facts = run.wait_for_end(job, within_s=480.0)
-
-    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), run.log
-    assert run.events("completed")[0]["sha256"] == sha256
-
-
 def test_chain_goes_through_limits_of_a_minute(
     cluster: SlurmCluster, run: BatchRun, sha256: str
 ) -> None:

@@ -55,68 +55,101 @@ def order_of(launch: Launch, **options: Any) -> LaunchOrder:
     return job.order_of(launch)
 
 
-def test_job_that_completes_has_launched_once() -> None:
-    made = decided(spares=1)
-
-    made.begin(WARM, *joined(0, 1, 2), *completed(0, 1, 2))
-
-    (launch,) = made.launches
-    assert launch.config.workers == (0, 1, 2)
-    assert launch.mpi == MpiOrder(Path("/opt/mpiexec"), "Open MPI", ulfm=True)
-    assert (launch.relaunch, launch.spent) == (0, 0)
-    assert code_of(made) == ExitCode.DONE
-    assert made.lines == ["holdfast: completed step 9, state sha256 cafe"]
-    assert made.run.events[0] == "launch"
-    assert made.run.events[-1] == "job_ended"
-
-
-def test_lost_launch_is_followed_by_one_of_new_workers() -> None:
-    made = decided()
-
-    made.begin(WARM, *joined(0, 1), *LOST, *joined(2, 3), *completed(2, 3))
-
-    again = made.launches[1]
-    assert (again.config.workers, again.config.generation) == ((2, 3), 3)
-    assert (again.relaunch, again.spent) == (1, 2)
-    assert code_of(made) == ExitCode.DONE
+def play(made: Decided, *happens: Event | signal.Signals | bool) -> Decided:
+    """Begin the job; let it hear events and signals, and a person who stops it, at once if True."""
+    made.begin(WARM)
+    for one in happens:
+        match one:
+            case bool():
+                made.decider.stop(is_urgent=one)
+            case signal.Signals():
+                made.decider.take_signals([one])
+            case _:
+                made.hear(one)
+    return made
 
 
-def test_job_ends_when_its_budget_is_spent() -> None:
-    made = decided(max_restarts=1)
-
-    made.begin(WARM, *joined(0, 1), *LOST)
-
-    assert made.kinds == ["launch"]
-    assert code_of(made) == ExitCode.RECOVERY_IMPOSSIBLE
-    assert "holdfast: error: the last launch ended with worker 0: " in made.said.decode()
-    assert b"(the restart budget of 1 allows no other relaunch: " in made.said
-
-
-def test_launch_that_mpiexec_could_not_begin_is_tried_again_with_its_words() -> None:
-    made = decided()
-
-    made.begin(WARM, LaunchEnded("mpiexec started no worker: no slots"))
-
-    assert made.kinds == ["launch", "launch"]
-    assert b"relaunching 2 workers (mpiexec started no worker: no slots)" in made.said
+BOTH, LEFT = joined(0, 1), [exited(0, is_clean=True), exited(1, is_clean=True), ENDED]
+BATCH = {"limits": TimeLimits(is_batch=True)}
+UNSTARTED = LaunchEnded("mpiexec started no worker: no slots")
 
 
 @pytest.mark.parametrize(
-    ("workers", "is_shrunk", "is_killed"), [(2, True, False), (2, False, True), (1, False, False)]
-)
-def test_death_ends_the_launch_only_if_others_would_wait_for_ever(
-    workers: int, *, is_shrunk: bool, is_killed: bool
+    ("options", "happens", "kinds", "code", "said"),
+    [
+        ({}, [*BOTH, *completed(0, 1)], [], ExitCode.DONE, "completed step 9, state sha256 cafe"),
+        (
+            {},
+            [*BOTH, *LOST, *joined(2, 3), *completed(2, 3)],
+            ["launch"],
+            ExitCode.DONE,
+            "relaunching 2 workers (worker 0: signal SIGKILL, worker 1: signal SIGKILL)",
+        ),
+        (
+            {"max_restarts": 1},
+            [*BOTH, *LOST],
+            [],
+            ExitCode.RECOVERY_IMPOSSIBLE,
+            "(the restart budget of 1 allows no other relaunch: ",
+        ),
+        ({}, [UNSTARTED], ["launch"], None, f"relaunching 2 workers ({UNSTARTED.reason})"),
+        ({}, [*BOTH, exited(0)], [], None, "worker 0 died after step 3 (signal SIGKILL)"),
+        ({"shrink": False}, [*BOTH, exited(0)], ["kill"], None, "and worlds do not shrink"),
+        ({"workers": 1, "shrink": False}, [*joined(0), exited(0)], [], None, "worker 0 died"),
+        ({}, [*BOTH, TERM, INT], ["stop", "kill"], None, "SIGINT: stopping at once"),
+        (
+            {},
+            [*BOTH, TERM, *stopped(0, 1), *LEFT],
+            ["stop"],
+            ExitCode.STOPPED_EARLY,
+            "SIGTERM: stopping at the next step with a checkpoint (again: at once)",
+        ),
+        (BATCH, [*BOTH, USR2, TERM], ["stop"], None, "SIGTERM: the job is stopping already"),
+        ({}, [*BOTH, signal.SIGUSR1], [], None, ""),  # it asks for nothing
+        ({}, [*BOTH, USR2], ["save"], None, ""),
+        ({}, [*BOTH, HUP], [], None, "SIGHUP: the job goes on without its terminal"),
+        ({}, [*BOTH, False], ["stop"], None, "holdfast stop: stopping at the next step"),
+        ({}, [*BOTH, False, False], ["stop"], None, "holdfast stop: stopping at the next step"),
+        ({}, [*BOTH, False, True], ["stop", "kill"], None, "holdfast stop --now: stopping at once"),
+        ({}, [*BOTH, True], ["stop", "kill"], None, "holdfast stop --now: stopping at once"),
+    ],
+    ids=[
+        "completes", "lost", "budget spent", "mpiexec fails", "others go on", "others would wait",
+        "nobody waits", "two orders", "stopped", "warned again", "nothing", "save", "no terminal",
+        "a person", "twice", "then at once", "at once",
+    ],
+)  # fmt: skip
+def test_what_happens_is_answered_with_orders_and_a_sentence(
+    options: dict[str, Any],
+    happens: list[Event | signal.Signals | bool],
+    kinds: list[str],
+    code: ExitCode | None,
+    said: str,
 ) -> None:
-    made = decided(workers=workers, shrink=is_shrunk)
+    options = {"limits": TimeLimits(), **options}
 
-    made.begin(WARM, *joined(*range(workers)), exited(0))
+    made = play(decided(**options), *happens)
 
-    assert made.kinds == ["launch", *["kill"] * is_killed]
+    assert made.kinds == ["launch", *kinds]
+    assert code_of(made) == code
+    assert said in made.said.decode()
+    assert bool(said) == bool(made.said)
+    assert not made.decider.limits.hit_limit  # cancelled: not ours to bring back
+
+
+def test_launch_after_another_has_new_workers_and_the_account_of_the_job() -> None:
+    made = play(decided(spares=1), *joined(0, 1, 2), exited(2), *LOST)
+
+    first, again = made.launches
+    assert (first.config.workers, again.config.workers) == ((0, 1, 2), (3, 4, 5))
+    assert first.mpi == MpiOrder(Path("/opt/mpiexec"), "Open MPI", ulfm=True)
+    assert (first.config.generation, first.relaunch, first.spent) == (1, 0, 0)
+    assert (again.config.generation, again.relaunch, again.spent) == (4, 1, 2)
+    assert made.run.events[0] == "launch"
 
 
 def test_run_directory_is_looked_at_every_few_seconds_and_after_a_save_that_failed() -> None:
-    made = decided()
-    made.begin(WARM, *joined(0, 1))
+    made = play(decided(), *BOTH)
 
     for now in (100.0, 100.5, 104.5, 105.0):
         made.decider.poll(now, is_idle=False)
@@ -127,8 +160,7 @@ def test_run_directory_is_looked_at_every_few_seconds_and_after_a_save_that_fail
 
 
 def test_job_whose_directory_is_lost_ends_with_one_sentence() -> None:
-    made = decided()
-    made.begin(WARM, *joined(0, 1))
+    made = play(decided(), *BOTH)
 
     made.decider.lose_directory(ExitCode.RUN_DIRECTORY_BUSY, "/run belongs to run b now")
     made.hear(*LOST)
@@ -136,80 +168,6 @@ def test_job_whose_directory_is_lost_ends_with_one_sentence() -> None:
     assert made.kinds == ["launch", "kill"]
     assert made.lines[-1] == "holdfast: error: /run belongs to run b now"
     assert made.decider.end == End(ExitCode.RUN_DIRECTORY_BUSY, "/run belongs to run b now")
-
-
-def test_second_order_to_stop_ends_the_launch_at_once() -> None:
-    made = decided()
-    made.begin(WARM, *joined(0, 1))
-
-    made.decider.take_signals([TERM])
-    made.decider.take_signals([INT])
-
-    assert made.kinds == ["launch", "stop", "kill"]
-    assert made.lines[:2] == [
-        "holdfast: SIGTERM: stopping at the next step with a checkpoint (again: at once)",
-        "holdfast: SIGINT: stopping at once",
-    ]
-
-
-def test_job_that_has_stopped_has_the_exit_code_of_its_signal() -> None:
-    made = decided()
-    made.begin(WARM, *joined(0, 1))
-
-    made.decider.take_signals([TERM])
-    made.hear(*stopped(0, 1), exited(0, is_clean=True), exited(1, is_clean=True), ENDED)
-
-    assert code_of(made) == ExitCode.STOPPED_EARLY
-    assert made.kinds == ["launch", "stop"]
-
-
-def test_warning_of_a_batch_system_after_its_limit_cuts_no_save_short() -> None:
-    made = decided(TimeLimits(is_batch=True))
-    made.begin(WARM, *joined(0, 1))
-
-    made.decider.take_signals([USR2])
-    made.decider.take_signals([TERM])
-
-    assert made.kinds == ["launch", "stop"]
-    assert made.lines[-1] == "holdfast: SIGTERM: the job is stopping already"
-    assert made.run.events[-1] == "signal_repeated"
-    assert made.decider.limits.hit_limit is False  # cancelled: not ours to bring back
-
-
-def test_request_to_save_and_a_lost_terminal_stop_nothing() -> None:
-    made = decided()
-    made.begin(WARM, *joined(0, 1))
-
-    made.decider.take_signals([signal.SIGUSR1])  # it asks for nothing
-    made.decider.take_signals([USR2])
-    made.decider.take_signals([HUP])
-
-    assert made.kinds == ["launch", "save"]
-    assert made.lines == ["holdfast: SIGHUP: the job goes on without its terminal"]
-
-
-@pytest.mark.parametrize(
-    ("urgencies", "orders", "said"),
-    [
-        ([False], ["stop"], ["holdfast stop"]),
-        ([False, False], ["stop"], ["holdfast stop"]),
-        ([False, True], ["stop", "kill"], ["holdfast stop", "holdfast stop --now"]),
-        ([True], ["stop", "kill"], ["holdfast stop", "holdfast stop --now"]),
-    ],
-    ids=["once", "twice", "then at once", "at once"],
-)
-def test_person_who_stops_the_job_cuts_its_save_short_only_by_saying_so(
-    urgencies: list[bool], orders: list[str], said: list[str]
-) -> None:
-    made = decided()
-    made.begin(WARM, *joined(0, 1))
-
-    for is_urgent in urgencies:
-        made.decider.stop(is_urgent=is_urgent)
-
-    assert made.kinds == ["launch", *orders]
-    words = [line.removeprefix("holdfast: ").split(":")[0] for line in made.lines]
-    assert [word for word in words if word.startswith("holdfast stop")] == said
 
 
 @pytest.mark.parametrize(

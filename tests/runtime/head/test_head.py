@@ -292,25 +292,22 @@ def test_head_waits_for_its_first_client_but_not_for_ever(
     assert killed == ([] if code is None else [headed.agent.settings.parent])
 
 
-def test_second_job_is_refused(headed: Headed) -> None:
-    headed.begin()
-
-    other = headed.begin()
-
-    (answer,) = told(other)
-    assert answer["kind"] == "AnotherJob"
-    assert other.is_closed
-    assert headed.kinds == ["launch"]
-
-
-def test_second_client_is_refused_while_the_first_is_well(headed: Headed) -> None:
+def test_second_client_and_job_are_refused_while_the_first_is_well(headed: Headed) -> None:
     first = headed.begin(WARM)
     told(first)
+    read, write = os.pipe()
 
-    second = headed.attach()
+    second = headed.connect(to_message(ShowJob(None)), (write, write))
+    other = headed.begin()
+    os.close(write)
 
     assert told(second) == [to_message(ClientRefused(os.getpid()))]
+    assert kinds(told(other)) == ["AnotherJob"]
     assert second.is_closed
+    assert other.is_closed
+    assert os.read(read, 1) == b""  # its streams are let go
+    os.close(read)
+    assert headed.kinds == ["launch"]
     first.post(to_message(ClientPing(80)))
     headed.turn()
     assert told(first) == [to_message(HeadPong())]
@@ -328,25 +325,6 @@ def test_client_whose_terminal_is_gone_is_replaced(
     second = headed.attach()
 
     assert told(second)[0]["kind"] == "ClientTaken"
-
-
-def test_stop_by_another_process_is_told_to_the_client(headed: Headed) -> None:
-    client = headed.begin(WARM)
-
-    headed.connect(to_message(AskStop(is_urgent=False)))
-
-    assert to_message(StopOrdered()) in told(client)
-
-
-def test_descriptors_of_a_client_that_is_refused_are_closed(headed: Headed) -> None:
-    headed.begin()
-    read, write = os.pipe()
-
-    headed.connect(to_message(ShowJob(None)), (write, write))
-    os.close(write)
-
-    assert os.read(read, 1) == b""
-    os.close(read)
 
 
 def test_client_that_stands_still_is_killed_and_replaced(
@@ -447,7 +425,7 @@ def test_next_head_goes_on_from_what_the_client_was_told(headed: Headed, tmp_pat
     successor.close()
 
 
-def test_live_line_is_drawn_as_wide_as_the_client_says_and_goes_with_it(headed: Headed) -> None:
+def test_live_line_is_drawn_while_the_client_lives_and_says_how_wide(headed: Headed) -> None:
     client = headed.begin()
     headed.turn()
     assert headed.agent.streams.live == []
@@ -456,23 +434,15 @@ def test_live_line_is_drawn_as_wide_as_the_client_says_and_goes_with_it(headed: 
     headed.turn(2)
     assert len(headed.agent.streams.live) > 0
     assert headed.agent.streams.live[-1] != b""
+    headed.turn(8)  # it stands still
+    assert headed.agent.streams.live[-1] == b""
+    client.post(to_message(ClientPing(80)))
+    headed.turn(2)
+    assert headed.agent.streams.live[-1] != b""
     client.close()
     headed.turn()
 
     assert headed.agent.streams.live[-1] == b""
-
-
-def test_live_line_goes_while_the_client_stands_still(headed: Headed) -> None:
-    client = headed.begin()
-    client.post(to_message(ClientPing(80)))
-    headed.turn(2)
-
-    headed.turn(8)
-    assert headed.agent.streams.live[-1] == b""
-    client.post(to_message(ClientPing(80)))
-    headed.turn(2)
-
-    assert headed.agent.streams.live[-1] != b""
 
 
 def records(event: Event, source: str = "worker 0") -> Records:
@@ -512,9 +482,10 @@ def test_save_of_somebody_who_has_gone_is_forgotten(headed: Headed) -> None:
 def test_stop_is_answered_at_once_and_with_the_exit_code_at_the_end(
     headed: Headed, *, is_urgent: bool
 ) -> None:
-    headed.begin(WARM, *joined(0, 1))
+    client = headed.begin(WARM, *joined(0, 1))
 
     stopper = headed.connect(to_message(AskStop(is_urgent)))
+    assert to_message(StopOrdered()) in told(client)
     assert told(stopper) == [to_message(JobStopping())]
     assert headed.kinds == ["launch", "stop", *["kill"] * is_urgent]
     headed.tell(*stopped(0, 1), exited(0, is_clean=True), exited(1, is_clean=True), ENDED)
@@ -658,7 +629,8 @@ def test_job_whose_time_ends_while_it_waits_for_a_host_ends(
     hosts = SimpleNamespace(
         why_wait=lambda now: "waiting for b", missing=["b"], poll=lambda now: None
     )
-    headed.head._hosts = cast(JobHosts, hosts)
+    assert headed.head._job is not None
+    headed.head._job.hosts = cast(JobHosts, hosts)
     headed.tell(*LOST)
     headed.turn(2)
     assert headed.exit_code is None

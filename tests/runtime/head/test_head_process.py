@@ -128,19 +128,6 @@ def hold() -> Callable[..., Held]:
 Hold = Callable[..., Held]
 
 
-def _silence_s(held: Held, start: float, seconds: int) -> float | None:
-    """Return the silence after a look each second."""
-    return [held.head.silence_s(start + second, 0) for second in range(seconds + 1)][-1]
-
-
-def test_head_that_says_nothing_is_told_with_its_silence(hold: Hold) -> None:
-    held = hold()
-
-    assert _silence_s(held, 100.0, 6) is None
-    assert held.head.silence_s(107.0, 0) == pytest.approx(7.0)
-    held.close()
-
-
 def test_each_look_asks_for_a_sign_of_life_and_tells_of_the_terminal(hold: Hold) -> None:
     held = hold()
 

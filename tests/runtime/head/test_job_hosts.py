@@ -67,7 +67,6 @@ class _Hosts:
             job,
             hosts=(HostSlots("a", 1), HostSlots("b", 1)),
             network="10.1.0.0/16",
-            addresses=("10.1.0.1", "10.1.0.2"),
             facts=tuple(map(to_plain, self.begun)),
         )
         self.told: list[News] = []

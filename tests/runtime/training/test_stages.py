@@ -41,8 +41,7 @@ FIRST, LATER = Stage(), Stage(2, 10)
 @pytest.fixture(autouse=True)
 def _own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contexts, "_current", None)
-    monkeypatch.setattr(contexts, "_planned_steps", 0)
-    monkeypatch.setattr(contexts, "_failure", None)
+    monkeypatch.setattr(contexts, "trainings", contexts.Trainings())
     monkeypatch.setattr(stages_module, "_stages", None)
     monkeypatch.setattr("holdfast.checkpoint.filesystem.os.fsync", lambda fd: None)
 
@@ -150,7 +149,7 @@ def test_training_that_no_worker_can_begin_is_the_scripts_own_trouble(
     again.close()
 
     assert (first.cursor.step, last.cursor.step) == (STEPS, 2 * STEPS)
-    assert (phase, contexts.failure()) == (Phase.CONCLUDING, None)
+    assert (phase, contexts.trainings.failure) == (Phase.CONCLUDING, None)
     assert [told["number"] for told in script.heard(TrainingBegun)] == [1, 2, 3]
     assert [told["step"] for told in script.heard(WorkerCompleted)] == [STEPS, 2 * STEPS]
     assert restored.sha256 == last.sha256
@@ -182,7 +181,7 @@ def test_error_of_the_scripts_code_in_a_step_ends_the_training_for_the_last_work
     assert (str(failed.error), failed.cursor.step) == ("no such sample", 4)
     assert (str(once_more.error), once_more.sha256) == ("at once", failed.sha256)
     assert (restored.sha256, last.cursor.step) == (last.sha256, 4 + STEPS)
-    assert contexts.failure() is None
+    assert contexts.trainings.failure is None
 
 
 class Raising(TinyReplica):
@@ -225,7 +224,7 @@ def test_training_that_failed_is_followed_by_no_other(script: Script) -> None:
     with pytest.raises(NoMoreTraining, match=words) as refused:
         script.train()
 
-    assert refused.value.__cause__ is contexts.failure() is failed.value
+    assert refused.value.__cause__ is contexts.trainings.failure is failed.value
     (told,) = script.heard(TrainingFailed)
     assert told["error"] == "ValueError: no such column"
     assert len(script.heard(TrainingBegun)) == 1

@@ -36,8 +36,7 @@ from holdfast.runtime.worker.injector import InjectedFault
 @pytest.fixture(autouse=True)
 def _own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contexts, "_current", None)
-    monkeypatch.setattr(contexts, "_planned_steps", 0)
-    monkeypatch.setattr(contexts, "_failure", None)
+    monkeypatch.setattr(contexts, "trainings", contexts.Trainings())
     monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
 
 
@@ -130,26 +129,6 @@ def test_rank_is_that_of_the_world_else_that_of_mpiexec_else_the_first(
     ranks.append(contexts.rank())
 
     assert ranks == [0, 5, 2]
-
-
-def test_first_error_of_a_training_is_the_one_that_counts() -> None:
-    first = ValueError("first")
-    assert contexts.failure() is None
-
-    contexts.fail(first)
-    contexts.fail(OSError("later"))
-
-    assert contexts.failure() is first
-
-
-def test_steps_of_the_newest_training_are_planned() -> None:
-    planned = [contexts.planned_steps()]
-
-    for steps in (6, 12):
-        contexts.plan(steps)
-        planned.append(contexts.planned_steps())
-
-    assert planned == [0, 6, 12]
 
 
 def test_steps_that_any_launch_has_rejected_are_unsound(config: WorkerConfig) -> None:

@@ -46,21 +46,6 @@ class Struck:
         return len(self.story) > before
 
 
-@pytest.mark.parametrize(
-    ("fault", "struck"),
-    [
-        (Fault(FaultKind.KILL, ME, 7, Site.VOTE), True),
-        (Fault(FaultKind.KILL, OTHER, 7, Site.VOTE), False),
-        (Fault(FaultKind.KILL, ME, 8, Site.VOTE), False),
-        (Fault(FaultKind.KILL, ME, 7, Site.APPLY), False),
-        (Fault(FaultKind.KILL, ME, 7, Site.VOTE, attempt=2), False),
-    ],
-    ids=["here", "another worker", "another step", "another site", "another attempt"],
-)
-def test_fault_strikes_only_at_its_address(*, fault: Fault, struck: bool) -> None:
-    assert Struck([fault]).strikes(7, Site.VOTE) == struck
-
-
 def test_attempts_are_counted_at_each_site_of_each_step() -> None:
     struck = Struck([Fault(FaultKind.STOP, ME, 7, Site.VOTE, attempt=2)])
 
@@ -72,19 +57,8 @@ def test_attempts_are_counted_at_each_site_of_each_step() -> None:
     ]  # fmt: skip
 
     assert found == [False, False, False, True, False]
-
-
-def test_fault_is_announced_before_it_strikes() -> None:
-    struck = Struck([Fault(FaultKind.GIL, ME, 7)])
-
-    struck.injector.visit(7, Site.COMPUTE)
-
-    assert struck.story == [(Visit(ME, 7, Site.COMPUTE, 1), FaultKind.GIL), FaultKind.GIL]
-
-
-def test_injector_without_faults_is_idle() -> None:
+    assert struck.story == [(Visit(ME, 7, Site.VOTE, 2), FaultKind.STOP), FaultKind.STOP]
     assert Struck([]).injector.is_idle
-    assert not Struck([Fault(FaultKind.KILL, OTHER, 7)]).injector.is_idle
 
 
 @pytest.mark.process

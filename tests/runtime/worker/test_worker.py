@@ -89,8 +89,7 @@ def _own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    monkeypatch.setattr(contexts, "_planned_steps", 390)
-    monkeypatch.setattr(contexts, "_failure", None)
+    monkeypatch.setattr(contexts, "trainings", contexts.Trainings(390))
 
 
 class Exited(BaseException):
@@ -295,7 +294,7 @@ CAUGHT = (
     "from holdfast.runtime.worker import context, injector\n"
     "def fit():\n"
     "    error = {error}\n"
-    "    context.fail(error)\n"
+    "    context.trainings.failure = error\n"
     "    raise error\n"
     "try:\n"
     "    fit()\n"
