@@ -27,6 +27,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host import Host, LocalHost
 from holdfast.runtime.host.host_messages import News
 from holdfast.runtime.host.hosted_launch import HostedLaunch
+from holdfast.runtime.host.limits import HostLimits
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.pool_process import PoolSettings
 from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost
@@ -60,6 +61,7 @@ class Head:
             *(self.reactor, self.output, own.tell),
             heartbeat_timeout_s=TIMEOUT_S,
             pool=PoolSettings((), "holdfast.runtime.keras.script_setup:main"),
+            limits=HostLimits(Path("/dev/shm/holdfast")),
         )
         names = [HostSlots("head", 0), *(HostSlots(f"h{n}", workers) for n in range(hosts))]
         ids = tuple(map(WorkerId, range(hosts * workers)))

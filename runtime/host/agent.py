@@ -37,14 +37,13 @@ from holdfast.recovery.event import (
     KillLaunch,
     LaunchEnded,
     Renew,
-    WorkerExited,
 )
 from holdfast.recovery.launch import KILLED_WITH_ITS_LAUNCH
 from holdfast.runtime.host.host import Host, LocalHost
 from holdfast.runtime.host.host_messages import LaunchOrder, News, Order
 from holdfast.runtime.host.hosted_launch import HostedLaunch
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedWorker
-from holdfast.runtime.host.limits import HostLimits, HostWatch
+from holdfast.runtime.host.limits import HostLimits
 from holdfast.runtime.host.mpi_host import MpiHost
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.pool_process import PoolStart
@@ -123,12 +122,10 @@ class Agent:
         self._polled_at = witnessed_s()
         self._introduce_to_head = introduce
         self._listener = self._listening()
-        limits = HostLimits(settings.directory)
-        self._watch = HostWatch(limits, self.tell, lambda: self.launch.ask_all(RequestFlag.SAVE))
         limit_s = settings.heartbeat_timeout_s
         own = LocalHost()
         self.launch = own.launch = HostedLaunch(
-            self.reactor, self._tell_explained, [own], heartbeat_timeout_s=limit_s
+            self.reactor, self.tell, [own], heartbeat_timeout_s=limit_s
         )
         self.host = own.host = Host(
             self.reactor,
@@ -136,6 +133,7 @@ class Agent:
             own.tell,
             heartbeat_timeout_s=limit_s,
             pool=settings.pool,
+            limits=HostLimits(settings.directory),
             on_files=on_files,
         )
         self._mpi = MpiHost(self.reactor, self.tell, settings.directory)
@@ -150,9 +148,6 @@ class Agent:
     def tell(self, event: News) -> None:
         """Keep an event, for the head to handle after this turn."""
         self.events.append(event)
-
-    def _tell_explained(self, event: News) -> None:
-        self.tell(self._watch.explained(event) if isinstance(event, WorkerExited) else event)
 
     def obey(self, order: Order) -> None:
         """Carry out an order of the head."""
@@ -179,7 +174,7 @@ class Agent:
         """Let a launch begin; one that the system has nothing to spare for has ended."""
         ranks = len(order.config.workers)
         self._has_launched = True
-        self._watch.begin(ranks)
+        self.host.watch.begin(ranks)
         what = f"{ranks} workers cannot be made"
         try:
             try:
@@ -209,8 +204,6 @@ class Agent:
             self.host.poll(now, (self._mpi.pid, *self.launch.shells))
             self.launch.poll(now)
             self._end_stopped_helpers(now)
-            has_workers = any(hosted.pid is not None for hosted in self.launch.workers)
-            self._watch.poll(now, has_workers=has_workers)
             self._tell_dropped()
         return now
 

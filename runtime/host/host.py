@@ -18,14 +18,13 @@ import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.recovery.event import Event, WorkerExited
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host import host_messages as messages
 from holdfast.runtime.host.host_messages import Down, Up
-from holdfast.runtime.host.limits import HostLimits
+from holdfast.runtime.host.limits import HostLimits, HostWatch
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pairs import Ways
 from holdfast.runtime.host.pool_process import Forked, ForkFailed, LetBegin, PoolStart, WarmPool
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
     from holdfast.runtime.host.hosted_launch import HostedLaunch
 
 _OF_SAVES: MessageKinds[OfWorker] = MessageKinds(OfWorker)
-_SHARED_MEMORY = Path("/dev/shm")
 _TRACED_EVERY_S = _LOGGED_EVERY_S = 0.5
 _REPORTS: MessageKinds[Event | OwnReport | Records] = MessageKinds(Event | OwnReport | Records)
 """What a worker reports, beside its saves."""
@@ -71,7 +69,7 @@ _REPORTS: MessageKinds[Event | OwnReport | Records] = MessageKinds(Event | OwnRe
 class Host:
     """The workers of one host, and the pool and the writer that serve them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (each is a part of the process around it)
         self,
         reactor: Reactor,
         output: OutputForwarder,
@@ -79,6 +77,7 @@ class Host:
         *,
         heartbeat_timeout_s: float,
         pool: PoolStart,
+        limits: HostLimits,
         on_files: Callable[[Channel], None] | None = None,
         lease_fd: int | None = None,
     ) -> None:
@@ -101,7 +100,8 @@ class Host:
         self.pool = WarmPool(reactor, pool, self._on_pool, self._forward_pool)
         self.writer = WriterLink(reactor, self._on_writer, on_files=on_files, lease_fd=lease_fd)
         self.writer.start()
-        self._memory = SaveMemory(HostLimits(_SHARED_MEMORY).memory)
+        self._memory = SaveMemory(limits.memory)
+        self.watch = HostWatch(limits, tell)
 
     def take(self, message: Down, fds: Sequence[int] = ()) -> None:
         """Do what the launch part says; ``fds`` are owned from now on.
@@ -178,6 +178,7 @@ class Host:
         if now >= self._log_due:
             self._log_due = now + _LOGGED_EVERY_S
             self._tell_log()
+        self.watch.poll(now, has_workers=any(p.pid is not None for p in self.workers))
         self._ways.poll()
         self.writer.poll(now)
         self.pool.poll(now)
@@ -411,7 +412,7 @@ class Host:
         key = (process.generation, process.worker)
         del self._processes[key]
         self._condemned_since.pop(key, None)
-        self._tell(end)
+        self._tell(self.watch.explained(end))
 
     def _write_off_unkillable(self, now: float) -> None:
         """Report the death of killed workers whose processes hang in the kernel."""

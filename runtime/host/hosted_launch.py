@@ -447,7 +447,7 @@ class HostedLaunch:
                     return  # a launch begins to join when the last host is warm
             case PoolRestarted():
                 self._cold = [*(cold for cold in self._cold if cold is not host), host]
-            case Pressure() if host.name:
+            case Pressure():
                 self.ask_all(RequestFlag.SAVE)
         self._tell(event)
 

@@ -9,9 +9,8 @@ its end.  A container or batch system sets limits by control groups (`usage`).
 counter that went up, belong together.  A process with much memory takes a while to end, and may
 be seen a look later.
 
-*The watch* stands between the host and the head: each event passes through it, and a death
-that was the OOM killer's gets its cause on the way.  Its looks cost well under a thousandth of a
-core.
+*The watch* is asked about each death: one that was the OOM killer's gets its cause.  Its looks
+cost well under a thousandth of a core.
 
 Invariant: a file that cannot be read is a limit that is not watched, and never an error.  Each
 count of a victim explains one death at most.
@@ -26,7 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.recovery.event import Event, WorkerExited
+from holdfast.recovery.event import WorkerExited
 from holdfast.runtime.run.events import Pressure
 from holdfast.runtime.run.progress import memory
 from holdfast.runtime.system.own_process import (
@@ -210,16 +209,12 @@ class HostWatch:
 
     Args:
         limits: reads them.
-        tell: takes events for the head.
-        ask_for_save: asks all workers for a checkpoint.
+        tell: takes events; where memory is full, the launch asks for a checkpoint when it hears.
     """
 
-    def __init__(
-        self, limits: HostLimits, tell: Callable[[Event], None], ask_for_save: Callable[[], None]
-    ) -> None:
+    def __init__(self, limits: HostLimits, tell: Callable[[Pressure], None]) -> None:
         self._limits = limits
         self._tell = tell
-        self._ask_for_save = ask_for_save
         self._looked_at = float("-inf")
         self._full: set[tuple[Resource, str]] = set()
         """What was told to be above 90 %; it is told again only after it has been below 80 %."""
@@ -243,10 +238,7 @@ class HostWatch:
                 self._say(usage, describe_need(usage, workers))
 
     def poll(self, now: float, *, has_workers: bool) -> None:
-        """Look once, if the last look was long enough ago, and tell what is new.
-
-        Where memory is nearly full, a checkpoint is asked for before a worker dies of it.
-        """
+        """Look once, if the last look was long enough ago, and tell what is new."""
         if now - self._looked_at < LOOK_EVERY_S or not has_workers:
             return
         self._looked_at = now
@@ -258,7 +250,6 @@ class HostWatch:
                 self._full.discard(key)
             elif usage.share > _FULL and key not in self._full:
                 self._full.add(key)
-                self._ask_for_save()
                 self._say(usage, describe_fullness(usage))
 
     def explained(self, event: WorkerExited) -> WorkerExited:

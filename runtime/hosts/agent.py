@@ -29,7 +29,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.schedulers import bring_back
 from holdfast.runtime.host.host import Host
 from holdfast.runtime.host.host_messages import Down, Seen, Up
-from holdfast.runtime.host.limits import HostLimits, HostWatch
+from holdfast.runtime.host.limits import HostLimits
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolStart
 from holdfast.runtime.hosts import wire
@@ -101,15 +101,13 @@ class HostAgent:
         self._output.logged.is_held = lambda: self._untaken_bytes >= _UNTAKEN_BYTES
         self._mirrored: dict[tuple[int, WorkerId], tuple[WorkerStatus, StatusChanges]] = {}
         self._seen: Seen | None = None
-        limits = HostLimits(Path("/dev/shm/holdfast"))  # the directory's own disk may hang
-        # The head asks all workers for a save when it hears of a pressure.
-        self._watch = HostWatch(limits, self._tell, lambda: None)
         self._part = Host(
             self._reactor,
             self._output,
             self._tell,
             heartbeat_timeout_s=timeout_s,
             pool=pool,
+            limits=HostLimits(Path("/dev/shm/holdfast")),  # the directory's own disk may hang
             lease_fd=self._shared.fd,
         )
         self._reactor.watch_channel(channel, self._take, lambda: self._end("the head is gone"))
@@ -124,8 +122,6 @@ class HostAgent:
             if now - polled_at >= self._pause_s:
                 polled_at = now
                 self._part.poll(now)
-                has_workers = any(worker.pid is not None for worker in self._part.workers)
-                self._watch.poll(now, has_workers=has_workers)
                 self._send_words()
 
     def close(self) -> None:
@@ -211,7 +207,6 @@ class HostAgent:
         else:
             self._send_words()
         if isinstance(message, WorkerExited):
-            message = self._watch.explained(message)
             key = (message.generation or 0, message.worker)
             status, _ = self._mirrored.pop(key, (None, None))
             if status is not None:

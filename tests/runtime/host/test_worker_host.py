@@ -8,9 +8,11 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from configs import worker_config
+from fake_host import MIB, FakeHost
 
 from holdfast.recovery.event import WorkerExited
 from holdfast.recovery.world import WorkerId
@@ -18,10 +20,11 @@ from holdfast.runtime.host.host import Host, LocalHost
 from holdfast.runtime.host.host_messages import Lead, News
 from holdfast.runtime.host.hosted_launch import HostedLaunch
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink
+from holdfast.runtime.host.limits import HostLimits
 from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.pool_process import Forked, PoolSettings
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.events import HungUp, Notice, WorkerFenced
+from holdfast.runtime.run.events import HungUp, Notice, Pressure, WorkerFenced
 from holdfast.runtime.run.journal import RecordedEvent, Records
 from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.saving.save_messages import (
@@ -38,7 +41,7 @@ from holdfast.runtime.system.channel import FDS, Channel, Message, pair, to_mess
 from holdfast.runtime.system.own_process import Resource, Usage
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.system.worker_status import Phase, WorkerStatus
+from holdfast.runtime.system.worker_status import Phase, RequestFlag, WorkerStatus
 
 CONFIG = worker_config(0, (0, 1), run_id="run", microbatches=2, seed=1)
 
@@ -128,8 +131,9 @@ class FakeWriter:
 class Watched:
     """A host whose time, beats and guards are in the test's hands."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path) -> None:
         self.events: list[News] = []
+        self.shared = FakeHost.file_system(0, 100 * MIB)
         self.reactor = Reactor()
         self.streams = Streams()
         self.output = OutputForwarder(self.streams.put, verbose=True)
@@ -141,6 +145,7 @@ class Watched:
             *(self.reactor, self.output, own.tell),
             heartbeat_timeout_s=1.0,
             pool=PoolSettings((), "none:none"),
+            limits=HostLimits(root / "shm", root, lambda _: self.shared),
         )
         self.pool: FakePool = self.real.pool  # type: ignore[assignment]
         self.pages = self.pool.pages
@@ -226,10 +231,10 @@ class Watched:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     monkeypatch.setattr("holdfast.runtime.host.host.WarmPool", FakePool)
     monkeypatch.setattr("holdfast.runtime.host.host.WriterLink", FakeWriter)
-    host = Watched()
+    host = Watched(tmp_path)
     host.fork(0)
     host.fork(1)
     yield host
@@ -289,6 +294,17 @@ def test_host_of_the_first_worker_alone_looks_after_old_steps(host: Watched) -> 
 
     assert host.writer.told == ["maintenance ends"]
     assert host.output.speaker == 2
+
+
+def test_memory_that_is_nearly_full_is_told_and_saved_before(host: Watched) -> None:
+    host.shared = FakeHost.file_system(95 * MIB, 100 * MIB)
+
+    host.poll()
+
+    assert [event.resource for event in host.events if isinstance(event, Pressure)] == [
+        "shared memory"
+    ]
+    assert [page.requests for page in host.pages.values()] == [RequestFlag.SAVE] * 2
 
 
 QUESTION = to_message(AskMemory("L", 2**21, 2**20))
