@@ -24,8 +24,6 @@ CONCLUDING = "concluding"
 AFTER_TRAINING = (CONCLUDING, "leaving")
 """Phases of a worker whose trainings are complete, and whose script may still go on."""
 
-_PHASES = {CONCLUDING: "script after training"}
-
 SILENT, LIVE, LINES = range(3)
 """The values of Keras's ``verbose``: nothing, a line that moves, a line for each epoch."""
 
@@ -150,7 +148,7 @@ def _printable(name: str) -> str:
 
 def phase(label: str) -> str:
     """Return the phase of a worker as people read it."""
-    return _PHASES.get(label, label)
+    return "script after training" if label == CONCLUDING else label
 
 
 def columns(text: str) -> int:

@@ -87,10 +87,8 @@ def test_step_that_is_missing_is_answered_with_what_is_known(
 @pytest.mark.parametrize(
     ("cursor", "position"),
     [
-        ((0, 100, 30), [0, 0, 4]),
         ((3, 100, 30), [0, 3, 4]),
         ((4, 100, 30), [1, 0, 4]),
-        ((10, 100, 30), [2, 2, 4]),
         ((5, 90, 30), [1, 2, 3]),
         ((5, 1, 30), [5, 0, 1]),
         ((5, 0, 30), None),

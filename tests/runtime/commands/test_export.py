@@ -118,6 +118,7 @@ def test_weights_are_written_by_the_users_model(
         ("not_built", 1, "raised TypeError"),
         ("fails", 1, "fake_model.py:fails raised RuntimeError: no luck today"),
         ("not_compiled", 1, "could not be made: AttributeError"),
+        ("trains", 1, "only asked for its model"),
     ],
 )
 def test_bad_model_is_one_sentence_and_nothing_is_written(
@@ -169,25 +170,10 @@ def test_bad_requests_are_one_sentence_and_exit_2(
     assert names == ["dangling.npz", "folder.npz", "run", "there.npz"]
 
 
-def test_function_that_trains_is_refused(
-    holdfast: Holdfast, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    before, _, training = SCRIPT.read_text().partition("Trainer(")
-    body = training.partition("\n")[0]
-    Path("m.py").write_text(f"{before}def main(): Trainer({body}")
-
-    code, _, err = holdfast("export", run_dir, "--to", "w.keras", "--model", "m.py:main")
-
-    assert code == 1
-    assert "only asked for its model" in err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.py", "run"]
-
-
 def test_model_that_does_not_know_its_input_needs_its_shape(
     holdfast: Holdfast, run_dir: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "m.py").write_text(SCRIPT.read_text().partition("Trainer(")[0])
+    (tmp_path / "m.py").write_text(SCRIPT.read_text().partition("\ntrains()")[0])
     source = f"{tmp_path}/m.py:not_built"
 
     code, _, err = holdfast("export", run_dir, "--to", tmp_path / "w.keras", "--model", source)

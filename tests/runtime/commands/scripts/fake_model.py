@@ -68,7 +68,11 @@ def no_model():
     return 5
 
 
+def trains():
+    Trainer(model, ArrayData(np.zeros(3), np.zeros(3)), global_batch=1, epochs=1).run()
+
+
 not_a_function = 5
 
-Trainer(model, ArrayData(np.zeros(3), np.zeros(3)), global_batch=1, epochs=1).run()
+trains()
 raise AssertionError("an export must not get here")
