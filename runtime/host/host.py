@@ -138,15 +138,6 @@ class Host:
             case messages.Describe():
                 self._describe()
 
-    def status_of(self, generation: int, worker: WorkerId) -> WorkerStatus:
-        """Return the status of a worker that was to be made."""
-        return self._processes[(generation, worker)].page
-
-    @property
-    def workers(self) -> tuple[WorkerProcess, ...]:
-        """The workers of this host, from the order to make them to their end."""
-        return tuple(self._processes.values())
-
     @property
     def statuses(self) -> Mapping[tuple[int, WorkerId], WorkerStatus]:
         """The status of each worker, by the number of its launch and its own."""
@@ -178,7 +169,7 @@ class Host:
         if now >= self._log_due:
             self._log_due = now + _LOGGED_EVERY_S
             self._tell_log()
-        self.watch.poll(now, has_workers=any(p.pid is not None for p in self.workers))
+        self.watch.poll(now, has_workers=any(p.pid for p in self._processes.values()))
         self._ways.poll()
         self.writer.poll(now)
         self.pool.poll(now)
@@ -447,4 +438,4 @@ class LocalHost:
 
     def status_of(self, generation: int, worker: WorkerId) -> WorkerStatus:
         """Return the status of a worker, which both have."""
-        return self.host.status_of(generation, worker)
+        return self.host.statuses[(generation, worker)]

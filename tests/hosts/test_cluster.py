@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
@@ -123,28 +122,25 @@ def test_a_cut_of_one_direction_leaves_the_other(
         assert at_a.stdout.readline() == ("after\n" if arrives else "within\n")
 
 
-def _has_processes(cluster: Cluster, host: str, number: int) -> bool:
-    return len(cluster.processes(host)) >= number
-
-
-def test_a_lost_host_takes_all_its_processes_along_and_comes_back_empty(cluster: Cluster) -> None:
-    for host in ("b", "a"):
-        spawn = "sleep 1000 & setsid sleep 1000 & touch /tmp/old; echo; wait"
-        process = cluster.popen(host, ["sh", "-c", spawn], stdout=subprocess.PIPE)
-        with process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            # The shell may be further than its children, which are not seen while they begin.
-            has_all = functools.partial(_has_processes, cluster, host, 3)
-            wait_until(has_all, "processes in the background")
-            pids = cluster.processes(host)
-            cluster.kill(host)
-            process.wait()
-        assert wait_all_ended(pids, WITHIN_S) == ()
-        assert cluster.processes(host) == {}
-        cluster.restart(host)
-        assert cluster.leftovers(host) == []
-        assert cluster.run("c", [cluster.rsh, host, "hostname"]).stdout == f"{host}\n"
+@pytest.mark.parametrize("host", ["b", "a"])
+def test_a_lost_host_takes_all_its_processes_along_and_comes_back_empty(
+    cluster: Cluster, host: str
+) -> None:
+    spawn = "sleep 1000 & setsid sleep 1000 & touch /tmp/old; echo; wait"
+    process = cluster.popen(host, ["sh", "-c", spawn], stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        # The shell may be further than its children, which are not seen while they begin.
+        wait_until(lambda: len(cluster.processes(host)) >= 3, "processes in the background")
+        pids = cluster.processes(host)
+        cluster.kill(host)
+        process.wait()
+    assert wait_all_ended(pids, WITHIN_S) == ()
+    assert cluster.processes(host) == {}
+    cluster.restart(host)
+    assert cluster.leftovers(host) == []
+    assert cluster.run("c", [cluster.rsh, host, "hostname"]).stdout == f"{host}\n"
 
 
 def test_a_peer_hears_of_a_killed_host_and_nothing_of_one_without_power(cluster: Cluster) -> None:

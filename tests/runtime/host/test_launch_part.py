@@ -362,12 +362,23 @@ TICKET = SaveTicket(1, 1, 30, 4, 4, 0.0)
 def test_outcome_of_a_save_and_an_order_to_stop_reach_the_workers_of_both_hosts(
     world: World,
 ) -> None:
-    world.near.tell(SaveAnswered(TICKET, is_durable=True))
+    for ticket, durable, why in (
+        (TICKET, True, ""),
+        (replace(TICKET, attempt=7, launch=9), True, ""),  # it counts its saves anew
+        (replace(TICKET, attempt=5), False, "the disk is full"),
+        (replace(TICKET, attempt=6), False, ""),  # its workers have begun another save
+    ):
+        world.near.tell(SaveAnswered(ticket, durable, why, is_expected=not why))
     world.launch.stop_all()
     world.far.copy()
     world.near.copy()
 
-    assert [world.status(worker).is_answered(4) for worker in range(4)] == [True] * 4
+    pages = [world.status(worker) for worker in range(4)]
+    assert [(page.durable_save, page.failed_save) for page in pages] == [(4, 6)] * 4
+    assert not any(page.is_answered(7) for page in pages)
+    assert [notice.text for notice in world.of_kind(Notice)] == [
+        "the checkpoint of step 30 failed: the disk is full"
+    ]
     asked = [world.status(worker).requests for worker in range(4)]
     assert asked == [RequestFlag.STOP] * 4
 

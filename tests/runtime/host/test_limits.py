@@ -93,46 +93,16 @@ def test_version_2_may_be_mounted_beside_version_1(host: FakeHost) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "cores"),
+    ("group", "quotas", "cores"),
     [
-        ({"proc/self/cgroup": "0::/", "cpu.max": "200000 100000"}, 2.0),
-        ({"proc/self/cgroup": "0::/job/step", "job/cpu.max": "150000 100000"}, 1.5),
-        (
-            {
-                "proc/self/cgroup": "0::/job/step",
-                "cpu.max": "max 100000",
-                "job/cpu.max": "400000 100000",
-                "job/step/cpu.max": "800000 100000",
-            },
-            4.0,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:cpuset:/\n3:cpu,cpuacct:/job\n0::/",
-                "cpuset/cpus": "0",
-                "cpu,cpuacct/job/cpu.cfs_quota_us": "300000",
-                "cpu,cpuacct/job/cpu.cfs_period_us": "100000",
-            },
-            3.0,
-        ),
-        (
-            {
-                "proc/self/cgroup": "3:cpu:/docker/4f0c2d",
-                "cpu/cpu.cfs_quota_us": "50000",
-                "cpu/cpu.cfs_period_us": "100000",
-            },
-            0.5,
-        ),
-        (
-            {
-                "proc/self/cgroup": "3:cpu:/",
-                "cpu/cpu.cfs_quota_us": "-1",
-                "cpu/cpu.cfs_period_us": "100000",
-            },
-            None,
-        ),
-        ({"proc/self/cgroup": "0::/", "cpu.max": "max 100000"}, None),
-        ({"proc/self/cgroup": "0::/", "cpu.max": "many"}, None),
+        ("0::/", {"": "200000 100000"}, 2.0),
+        ("0::/job/step", {"job": "150000 100000"}, 1.5),
+        ("0::/job/step", {"": "max 1", "job": "400000 100000", "job/step": "800000 100000"}, 4.0),
+        ("4:cpuset:/\n3:cpu,cpuacct:/job\n0::/", {"cpu,cpuacct/job": "300000 100000"}, 3.0),
+        ("3:cpu:/docker/4f0c2d", {"cpu": "50000 100000"}, 0.5),
+        ("3:cpu:/", {"cpu": "-1 100000"}, None),
+        ("0::/", {"": "max 100000"}, None),
+        ("0::/", {"": "many"}, None),
     ],
     ids=[
         *("mount", "below the mount", "smallest level", "version 1", "container of version 1"),
@@ -140,12 +110,18 @@ def test_version_2_may_be_mounted_beside_version_1(host: FakeHost) -> None:
     ],
 )
 def test_cores_are_those_of_the_smallest_quota(
-    tmp_path: Path, files: dict[str, str], cores: float | None
+    tmp_path: Path, group: str, quotas: dict[str, str], cores: float | None
 ) -> None:
     host = FakeHost(tmp_path)
     host.version_2("/")
-    for name, text in files.items():
-        host.write(name if name.startswith("proc") else f"sys/fs/cgroup/{name}", text)
+    host.write("proc/self/cgroup", group)
+    for place, text in quotas.items():
+        if place.startswith("cpu"):
+            quota, period = text.split()
+            host.write(f"sys/fs/cgroup/{place}/cpu.cfs_quota_us", quota)
+            host.write(f"sys/fs/cgroup/{place}/cpu.cfs_period_us", period)
+        else:
+            host.write(f"sys/fs/cgroup/{place}/cpu.max", text)
 
     assert granted_cores(host.root) == cores
 

@@ -31,7 +31,6 @@ from holdfast.runtime.saving.save_messages import (
     AskMemory,
     PartCopied,
     PlanSaves,
-    SaveAnswered,
     SaveTicket,
     Settle,
     Settled,
@@ -169,11 +168,6 @@ class Watched:
             self.guard(worker)
             self.pages[worker].phase = phase
 
-    def answer(self, attempt: int, failure: str | None = None, launch: int = 1) -> None:
-        """Let the writer tell the outcome of a save of step 30; one without words is expected."""
-        ticket = SaveTicket(launch, 1, 30, attempt, 2, 0.0)
-        self.writer.tell(SaveAnswered(ticket, failure is None, failure or "", failure == ""))
-
     def pass_time(self, seconds: float, *beating: int) -> None:
         """Look four times a second while the given workers beat."""
         for _ in range(int(4 * seconds)):
@@ -265,25 +259,6 @@ def test_worker_whose_guard_never_comes_is_given_up(host: Watched) -> None:
     host.pass_time(62, 0)
 
     assert host.of_kind(WorkerFenced) == [1]
-
-
-def test_outcome_of_a_save_reaches_the_pages_of_all_its_workers(host: Watched) -> None:
-    host.answer(4)
-    for page in host.pages.values():
-        assert (page.is_answered(4), page.failed_save) == (True, 0)
-    assert host.notices == []
-
-    host.answer(5, "the disk is full")
-    for page in host.pages.values():
-        assert (page.is_answered(5), page.failed_save) == (True, 5)
-    assert host.notices == ["the checkpoint of step 30 failed: the disk is full"]
-
-    host.answer(6, "")
-    assert host.pages[0].failed_save == 6
-    assert len(host.notices) == 1, "its workers have begun another save"
-
-    host.answer(7, launch=9)
-    assert not host.pages[0].is_answered(7), "another launch counts its saves anew"
 
 
 def test_host_of_the_first_worker_alone_looks_after_old_steps(host: Watched) -> None:

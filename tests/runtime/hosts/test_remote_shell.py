@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -106,15 +105,3 @@ def test_ssh_never_asks_and_gives_a_silent_host_up_but_the_user_comes_first() ->
 def test_text_that_is_no_command_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--rsh"):
         RemoteShell.of(text)
-
-
-def test_installation_that_is_not_there_is_named_by_python(tmp_path: Path) -> None:
-    *_, interpreter, start, module = python_there("holdfast.runtime.hosts.agent", {})
-    moved = start.replace(os.path.dirname(start), str(tmp_path))
-
-    ended = subprocess.run(
-        [interpreter, moved, module], capture_output=True, text=True, check=False
-    )
-
-    assert ended.returncode == 2
-    assert f"can't open file '{moved}'" in ended.stderr
