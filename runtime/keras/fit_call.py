@@ -221,13 +221,8 @@ class FitData:
     validation: Data | Feed | None
 
 
-def data_of(call: FitCall) -> FitData:
-    """Return the data of ``call``; the last part of it validates if ``validation_split`` says so.
-
-    Raises:
-        ProgramError: the arrays do not fit together, or samples have weights of two kinds.
-    """
-    given = None if call.validation_data is None else validation_of(call)
+def _data_of(call: FitCall, given: Data | Feed | None) -> FitData:
+    """Return the data of ``call``; the last part validates if nothing is given for that."""
     share = 0.0 if given is not None else call.validation_split
     if isinstance(call.x, Data):
         return _of_samples(call.x, call, given, share)
@@ -243,10 +238,10 @@ def data_of(call: FitCall) -> FitData:
     return FitData(ArrayData(x, y, weights), validation)
 
 
-def _of_samples(data: Data, call: FitCall, validation: Data | None, share: float) -> FitData:
+def _of_samples(data: Data, call: FitCall, given: Data | Feed | None, share: float) -> FitData:
     """Return samples that are read by number, with what ``call`` says of them."""
     _check_alone(call, f"a {type(data).__name__}: its read(ids) returns")
-    training = data
+    training, validation = data, given
     if share:
         stop = _trained(len(data), share)
         training = SampleRange(data, 0, stop)
@@ -353,20 +348,14 @@ def supply_of(call: FitCall, seed: int, tell: Tell) -> FitData:
             f"class_weight[{left_out[0]!r}] weighs nothing, as in Keras: its keys are the numbers "
             "of classes, such as 0"
         )
-    validation: Data | Feed | None = None
+    given: Data | Feed | None = None
     if is_pipeline(call.validation_data):
-        validation = validation_feed(call, seed, tell)
+        given = validation_feed(call, seed, tell)
+    elif call.validation_data is not None:
+        given = validation_of(call)
     if is_pipeline(call.x):
-        training = training_feed(call, seed, tell)
-        if validation is None and call.validation_data is not None:
-            validation = validation_of(call)
-        return FitData(training, validation)
-    if validation is None:
-        return data_of(call)
-    arrays = data_of(
-        replace(call, validation_data=None, validation_split=0.0, validation_steps=None)
-    )
-    return replace(arrays, validation=validation)
+        return FitData(training_feed(call, seed, tell), given)
+    return _data_of(call, given)
 
 
 def _check_shared(call: FitCall) -> None:

@@ -18,7 +18,7 @@ SMALL = ("--samples", "40", "--global-batch", "10", "--epochs", "2")
 ENDLESS = ("--samples", "40", "--global-batch", "10", "--epochs", "1000000")
 
 
-def test_a_request_becomes_a_command_line() -> None:
+def test_a_request_becomes_a_command_line_which_knows_what_is_omitted() -> None:
     request = JobRequest(
         script="train.py",
         run_dir="runs/1",
@@ -29,12 +29,15 @@ def test_a_request_becomes_a_command_line() -> None:
         options=["--spares", "1"],
     )
 
-    command = request.command()
+    lines = [one.command() for one in (request, JobRequest(script=Path("a b.py"), run_dir="r"))]
 
-    assert command[command.index("run") :] == [
-        *("run", "-n", "3", "--run-dir", "runs/1", "--microbatches", "6"),
-        *("--inject", "kill worker=1 step=3", "--inject", "exit worker=0 step=4"),
-        *("--spares", "1", "--", "train.py", "--epochs", "2"),
+    assert [line[line.index("run") :] for line in lines] == [
+        [
+            *("run", "-n", "3", "--run-dir", "runs/1", "--microbatches", "6"),
+            *("--inject", "kill worker=1 step=3", "--inject", "exit worker=0 step=4"),
+            *("--spares", "1", "--", "train.py", "--epochs", "2"),
+        ],
+        ["run", "-n", "1", "--run-dir", "r", "--", "a b.py"],
     ]
 
 
@@ -86,31 +89,17 @@ class ShellRequest(JobRequest):
         return ["sh", "-c", self.shell]
 
 
-def test_omitted_wishes_are_left_to_the_command_line() -> None:
-    command = JobRequest(script=Path("a b.py"), run_dir="r").command()
-
-    assert command[command.index("run") :] == ["run", "-n", "1", "--run-dir", "r", "--", "a b.py"]
-
-
 @pytest.mark.process
 def test_outcome_of_a_job_has_its_code_and_all_that_it_has_written(tmp_path: Path) -> None:
-    shell = "printf 'step 1\\n\\377'; echo oh >&2; exit 3"
-
-    with start_job(ShellRequest(run_dir=tmp_path, shell=shell)) as running:
-        job = running.wait()
-
-    assert (job.exit_code, job.stdout, job.stderr) == (3, "step 1\n\ufffd", "oh\n")
-    assert (job.journal, job.sha256, job.leftovers) == ((), None, ())
-
-
-@pytest.mark.process
-def test_job_has_its_own_environment_and_directory(tmp_path: Path) -> None:
-    request = ShellRequest(
-        run_dir="run", directory=tmp_path, environment={"A": "mine"}, shell="pwd; echo $A"
-    )
+    shell = "pwd; printf 'step 1\\n\\377'; echo $A >&2; exit 3"
+    request = ShellRequest(run_dir="run", directory=tmp_path, environment={"A": "oh"}, shell=shell)
 
     with start_job(request) as running:
-        assert running.wait().stdout == f"{tmp_path}\nmine\n"
+        job = running.wait()
+
+    wanted = (3, f"{tmp_path}\nstep 1\n\ufffd", "oh\n")
+    assert (job.exit_code, job.stdout, job.stderr) == wanted
+    assert (job.journal, job.sha256, job.leftovers) == ((), None, ())
 
 
 def _journal(run_dir: Path, *events: tuple[str, int]) -> None:

@@ -19,11 +19,10 @@ from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
-from holdfast.recovery.reduction import FloatVector
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.data.samples import ArrayData
 from holdfast.runtime.exchange.membership import Communicator, WorldBroken
-from holdfast.runtime.model.replica import ContributionShape, Microbatch
+from holdfast.runtime.model.replica import ContributionShape
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.numerics import Numerics
@@ -48,15 +47,6 @@ class Weights:
 
     def __init__(self, fill: float, floats: int = FLOATS) -> None:
         self.weights = np.full(floats, fill, np.float32)
-
-    def contribute(self, batch: Microbatch, out: FloatVector) -> None: ...
-
-    def apply(self, total: FloatVector, samples: int) -> None: ...
-
-    def evaluate(self, batch: Microbatch, out: FloatVector) -> None: ...
-
-    def results(self, sums: object, samples: int) -> dict[str, float]:
-        return {}
 
     def state(self) -> Tensors:
         return {"weights": self.weights}

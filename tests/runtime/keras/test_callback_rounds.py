@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from driven_run import Driven, begin, drive, one_layer
@@ -19,7 +21,6 @@ pytestmark = pytest.mark.tensorflow
 
 def of_script(**hooks: Any) -> Any:
     """Return a callback of the script that has these hooks, each with all arguments it gets."""
-    keras = pytest.importorskip("keras")
 
     class Own(keras.callbacks.Callback):  # type: ignore[misc,name-defined]
         count = 0
@@ -38,7 +39,6 @@ def worker(tmp_path: Path, *callbacks: Any, is_first: bool = True) -> Driven:
 
 
 def test_effects_that_follow_from_the_logs_alone_are_not_compared(tmp_path: Path) -> None:
-    keras = pytest.importorskip("keras")
     here = worker(tmp_path, keras.callbacks.EarlyStopping("loss"), keras.callbacks.TerminateOnNaN())
     here.rounds.begin()
 
@@ -140,7 +140,6 @@ def test_hook_of_a_batch_gets_logs_of_its_own(tmp_path: Path) -> None:
 
 
 def test_history_of_the_script_is_the_one_that_is_written(tmp_path: Path) -> None:
-    keras = pytest.importorskip("keras")
     own = keras.callbacks.History()
     given, made = worker(tmp_path, own), worker(tmp_path)
 
@@ -225,7 +224,6 @@ def test_what_on_train_begin_does_to_the_model_is_not_done_again_by_a_launch_tha
 
 
 def test_log_of_keras_goes_on_in_its_file_with_one_header(tmp_path: Path) -> None:
-    keras = pytest.importorskip("keras")
     path = tmp_path / "log.csv"
     workers = [worker(tmp_path, keras.callbacks.CSVLogger(path)) for _ in range(2)]
     begin(workers[0])
@@ -243,7 +241,6 @@ def test_log_of_keras_goes_on_in_its_file_with_one_header(tmp_path: Path) -> Non
 
 
 def test_backup_of_keras_does_nothing_and_remembers_nothing(tmp_path: Path) -> None:
-    keras = pytest.importorskip("keras")
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
     here = worker(tmp_path, backup)
 
@@ -262,7 +259,6 @@ BEFORE_THE_FIRST_STEP = ("on_train_begin", "on_epoch_begin", "on_train_batch_beg
 
 def setter(hook: str, name: str, value: float) -> Any:
     """Return a callback that sets an attribute of the optimizer."""
-    keras = pytest.importorskip("keras")
 
     def change(self: Any, *_: Any, **__: Any) -> None:
         setattr(self.model.optimizer, name, value)
@@ -294,45 +290,52 @@ def test_other_changes_are_as_in_keras(tmp_path: Path, hook: str, name: str) -> 
 
 
 def compiled() -> Any:
-    keras = pytest.importorskip("keras")
     model = one_layer()
     model.compile(keras.optimizers.SGD(0.1), "mse")
     return model
 
 
-def set_numpy_number(model: Any) -> None:
-    model.optimizer.clipnorm = np.float32(0.5)
+def several(model: Any) -> Any:
+    """Return an optimizer of one that is the second optimizer of a model."""
+    found = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(model.second))
+    found.build(model.trainable_variables)
+    return found
 
 
-def set_schedule(model: Any) -> None:
-    keras = pytest.importorskip("keras")
-    model.optimizer.learning_rate = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
-
-
-def freeze(model: Any) -> None:
-    model.layers[0].trainable = False
-
-
-def set_second(model: Any) -> None:
-    model.second.clipnorm = 0.5
-
-
-def set_rate_of_an_inner_layer(model: Any) -> None:
-    model.layers[-1].layers[0].rate = 0.5
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "a number of NumPy": lambda model: setattr(model.optimizer, "clipnorm", np.float32(0.5)),
+    "a schedule": lambda model: setattr(
+        model.optimizer,
+        "learning_rate",
+        keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5),
+    ),
+    "a frozen layer": lambda model: setattr(model.layers[0], "trainable", False),
+    "a second optimizer": lambda model: setattr(model.second, "beta_1", 0.5),
+    "an inner layer": lambda model: setattr(model.layers[-1].layers[0], "rate", 0.5),
+}
 
 
 @pytest.mark.parametrize(
-    "change", [set_numpy_number, set_schedule, freeze, set_second, set_rate_of_an_inner_layer]
+    ("change", "wraps"),
+    [
+        *((name, None) for name in CHANGES),
+        ("a second optimizer", lambda model: keras.optimizers.LossScaleOptimizer(model.second)),
+        ("a second optimizer", several),
+    ],
+    ids=str,
 )
-def test_change_of_any_kind_is_found(change: Any) -> None:
-    keras = pytest.importorskip("keras")
+def test_change_of_any_kind_is_found_also_in_an_optimizer_within_another(
+    change: str, wraps: Any
+) -> None:
     model = compiled()
     model.add(keras.Sequential([keras.layers.Dropout(0.1)]))
-    model.second = keras.optimizers.SGD(0.2)
+    model.second = keras.optimizers.Adam(0.2)
+    if wraps is not None:
+        model.optimizer = wraps(model)
     settings = TracedSettings(model)
     settings.check()
 
-    change(model)
+    CHANGES[change](model)
 
     with pytest.raises(ProgramError, match="before the first step"):
         settings.check()
@@ -405,35 +408,8 @@ def test_training_that_goes_on_is_not_looked_at(tmp_path: Path) -> None:
     assert worker.model.optimizer.clipnorm == 0.5
 
 
-def within_a_loss_scale(optimizer: Any, model: Any) -> Any:
-    keras = pytest.importorskip("keras")
-    return keras.optimizers.LossScaleOptimizer(optimizer)
-
-
-def one_of_several(optimizer: Any, model: Any) -> Any:
-    keras = pytest.importorskip("keras")
-    several = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(optimizer))
-    several.build(model.trainable_variables)
-    return several
-
-
-@pytest.mark.parametrize("wrapped", [within_a_loss_scale, one_of_several])
-def test_optimizer_within_another_is_watched(wrapped: Any) -> None:
-    keras = pytest.importorskip("keras")
-    model = one_layer()
-    optimizer = keras.optimizers.Adam()
-    model.optimizer = wrapped(optimizer, model)
-    settings = TracedSettings(model)
-
-    optimizer.beta_1 = 0.5
-
-    with pytest.raises(ProgramError, match=r"beta_1 of Adam .* from 0\.9 to 0\.5"):
-        settings.check()
-
-
 def annealer(hook: str) -> Any:
     """Return a callback that sets the weight of a loss, a number of the model."""
-    keras = pytest.importorskip("keras")
 
     def change(self: Any, *_: Any, **__: Any) -> None:
         self.model.kl_weight = 0.0

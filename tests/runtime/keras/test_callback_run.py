@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from driven_run import STEPS, Driven, begin, drive, one_layer, plan_of
@@ -59,7 +60,6 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], Any]] = [
 
 def recorder(stop: Any = None) -> Any:
     """Return a callback that remembers its hooks, and stops the training in one of them."""
-    keras = pytest.importorskip("keras")
 
     class Recorder(keras.callbacks.Callback):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
@@ -80,7 +80,6 @@ def recorder(stop: Any = None) -> Any:
 
 def dicer(number: int, workers: list[Driven]) -> Any:
     """Return a callback that does another thing on each worker."""
-    keras = pytest.importorskip("keras")
 
     def throw(batch: int, logs: Any) -> None:
         callback.luck = number
@@ -173,7 +172,6 @@ def test_launch_that_goes_on_after_any_commit_sees_what_an_undisturbed_one_sees(
 def test_what_nobody_knows_of_a_batch_of_validation_is_refused(
     tmp_path: Path, look: Any, said: str
 ) -> None:
-    keras = pytest.importorskip("keras")
     hooks = {"on_test_batch_end": lambda self, _, logs=None: look(self.model, logs)}
     own = type("Own", (keras.callbacks.Callback,), hooks)
 
@@ -246,16 +244,6 @@ def test_worker_that_takes_a_newer_state_over_begins_no_second_time(
     assert callback.seen == newer.rounds.kept[0].seen
 
 
-def test_stop_that_one_worker_wants_is_everyones(tmp_path: Path) -> None:
-    workers = [Driven([recorder(stop)], tmp_path) for stop in (None, ("on_train_batch_end", 1))]
-
-    begin(*workers)
-    drive(*workers)
-
-    assert [worker.cursor.step for worker in workers] == [2, 2]
-    assert all(worker.run.is_over and worker.run.cuts_epoch for worker in workers)
-
-
 def test_what_callbacks_remember_and_change_is_that_of_the_first_worker(tmp_path: Path) -> None:
     workers: list[Driven] = []
     workers += [Driven([dicer(number, workers)], tmp_path) for number in range(2)]
@@ -271,7 +259,6 @@ def test_what_callbacks_remember_and_change_is_that_of_the_first_worker(tmp_path
 def test_loss_that_is_not_finite_ends_the_training_for_those_who_wait_for_it(
     tmp_path: Path, bad: float
 ) -> None:
-    keras = pytest.importorskip("keras")
     plan = plan_of()
     waits, goes_on = (
         Driven(found, tmp_path, plan, losses=lambda step: bad if step == 1 else 1.0)
@@ -289,7 +276,6 @@ def test_loss_that_is_not_finite_ends_the_training_for_those_who_wait_for_it(
 def test_metrics_are_held_in_the_middle_of_an_epoch_for_callbacks_that_may_read_them(
     tmp_path: Path,
 ) -> None:
-    keras = pytest.importorskip("keras")
     reads = driven([recorder()], tmp_path, epochs=1)
     rests = driven([keras.callbacks.EarlyStopping("loss")], tmp_path, epochs=1)
 
@@ -335,8 +321,6 @@ def test_attribute_that_no_checkpoint_keeps_is_told_once(tmp_path: Path) -> None
 def test_state_is_held_before_code_of_the_script_alone(
     tmp_path: Path, kinds: tuple[str, ...], *, amid: bool, at_end: bool
 ) -> None:
-    import keras
-
     class AtEnds(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
 

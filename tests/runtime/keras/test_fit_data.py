@@ -15,7 +15,7 @@ from holdfast.runtime.data.feed import Feed, Pipelines
 from holdfast.runtime.data.samples import ArrayData
 from holdfast.runtime.data.source import generator_source
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.keras.fit_call import FitCall, FitData, data_of
+from holdfast.runtime.keras.fit_call import FitCall, leave_pipelines, supply_of
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
 
@@ -23,13 +23,17 @@ Y = np.arange(10) % 3
 
 ALL = np.arange(10)
 
+SEED = 7
+
+
+def supply(call: FitCall) -> Any:
+    return supply_of(call, SEED, lambda text: None)
+
 
 def test_last_part_is_held_out() -> None:
-    arrays = data_of(FitCall({"a": X, "b": Y}, Y, validation_split=0.25))
-    numbered = data_of(FitCall(_Numbered(10), validation_split=0.25, class_weight={1: 5.0}))
+    arrays = supply(FitCall({"a": X, "b": Y}, Y, validation_split=0.25))
+    numbered = supply(FitCall(_Numbered(10), validation_split=0.25, class_weight={1: 5.0}))
 
-    assert arrays.validation is not None
-    assert numbered.validation is not None
     x, y = arrays.validation.read(np.arange(3))
     np.testing.assert_array_equal(x["a"], X[7:])
     np.testing.assert_array_equal(y, Y[7:])
@@ -53,23 +57,22 @@ def test_samples_that_train_and_validate_are_counted(
     arguments: dict[str, Any], sizes: tuple[int, int]
 ) -> None:
     for call in (FitCall(X, Y, **arguments), FitCall(_Numbered(10), **arguments)):
-        data = data_of(call)
+        data = supply(call)
 
         assert data.validation is not None
         assert (len(data.training), len(data.validation)) == sizes
 
 
 def test_weights_of_samples_are_split_and_read_with_them() -> None:
-    data = data_of(FitCall(X, Y, sample_weight=ALL / 10, validation_split=0.2))
+    data = supply(FitCall(X, Y, sample_weight=ALL / 10, validation_split=0.2))
 
-    assert data.validation is not None
     np.testing.assert_allclose(data.training.read(np.array([3]))[2], [0.3])
     np.testing.assert_allclose(data.validation.read(np.array([1]))[2], [0.9])
 
 
 @pytest.mark.parametrize("targets", [Y, Y.reshape(10, 1), np.eye(3)[Y], Y.astype(np.float32)])
 def test_class_weight_weighs_each_sample_by_its_class(targets: Any) -> None:
-    data = data_of(FitCall(X, targets, class_weight={0: 2.0, 2: 0.5}))
+    data = supply(FitCall(X, targets, class_weight={0: 2.0, 2: 0.5}))
 
     np.testing.assert_array_equal(data.training.read(ALL)[2], [2, 1, 0.5, 2, 1, 0.5, 2, 1, 0.5, 2])
 
@@ -80,14 +83,14 @@ def test_class_weight_weighs_each_sample_by_its_class(targets: Any) -> None:
 )
 def test_class_weight_that_is_not_clear_is_refused(y: Any, weights: Any, said: str) -> None:
     with pytest.raises(ProgramError, match=said):
-        data_of(FitCall(X, y, sample_weight=weights, class_weight={0: 1.0}))
+        supply(FitCall(X, y, sample_weight=weights, class_weight={0: 1.0}))
 
 
 @pytest.mark.parametrize("share", [0.96, 1.0])
 def test_split_that_leaves_nothing_is_refused_with_both_numbers(share: float) -> None:
     for x, y in ((X, Y), (_Numbered(10), None)):
         with pytest.raises(ProgramError, match=rf"{share}\) leaves 0 of 10 samples for tr"):
-            data_of(FitCall(x, y, validation_split=share))
+            supply(FitCall(x, y, validation_split=share))
 
 
 @pytest.mark.parametrize(
@@ -107,32 +110,11 @@ def test_batches_are_those_of_keras(
     assert (call.global_batch(samples), call.validation_batch(samples)) == (batch, validation_batch)
 
 
-@pytest.mark.parametrize(("epochs", "initial", "left"), [(5, 2, 3), (2, 2, 0), (2, 3, 0)])
-def test_epochs_begin_with_the_initial_one(epochs: int, initial: int, left: int) -> None:
-    assert FitCall(X, epochs=epochs, initial_epoch=initial).epochs_to_train == left
-
-
-@pytest.mark.parametrize(("freq", "validated"), [(1, 1), (3, 3), ([4, 2], (2, 4))])
-def test_epochs_that_are_validated(freq: Any, validated: Any) -> None:
-    assert FitCall(X, validation_freq=freq).validated == validated
-
-
-@pytest.mark.parametrize(("steps", "samples"), [(1, 3), (2, 6), (9, 10)])
-def test_validation_takes_the_first_steps(steps: int, samples: int) -> None:
-    call = FitCall(X, Y, 3, validation_data=(X, Y), validation_steps=steps)
-
-    data = data_of(call)
-
-    assert data.validation is not None
-    assert len(data.validation) == samples
-    np.testing.assert_array_equal(data.validation.read(np.array([2]))[0], X[2:3])
-
-
 def test_steps_of_larger_batches_are_fewer_and_none_is_refused() -> None:
     assert FitCall(X).steps_of_samples(2) is None
     assert FitCall(X, steps_per_epoch=5).steps_of_samples(2) == 3
     with pytest.raises(ProgramError, match=r"validation_steps=0.: give at least 1"):
-        data_of(FitCall(X, Y, validation_data=(X, Y), validation_steps=0))
+        supply(FitCall(X, Y, validation_data=(X, Y), validation_steps=0))
     with pytest.raises(ProgramError, match=r"steps_per_epoch=0.: give at least 1"):
         FitCall(X, Y, steps_per_epoch=0).steps_of_samples(1)
 
@@ -150,14 +132,6 @@ class _Numbered:
         return ids[:, None].astype(np.float32), ids % 3
 
 
-def test_data_take_the_place_of_arrays() -> None:
-    training, validation = _Numbered(10), _Numbered(4)
-
-    data = data_of(FitCall(training, validation_data=validation))
-
-    assert (data.training, data.validation) == (training, validation)
-
-
 def test_fingerprint_of_a_part_tells_the_part_and_the_weights() -> None:
     whole = ArrayData(X, Y)
     calls = (
@@ -166,7 +140,7 @@ def test_fingerprint_of_a_part_tells_the_part_and_the_weights() -> None:
         FitCall(whole, validation_split=0.5, class_weight={1: 2.0}),
     )
 
-    prints = {data_of(call).training.fingerprint() for call in calls}  # type: ignore[union-attr]
+    prints = {supply(call).training.fingerprint() for call in calls}
 
     assert len(prints) == 3
 
@@ -174,7 +148,7 @@ def test_fingerprint_of_a_part_tells_the_part_and_the_weights() -> None:
 @pytest.mark.parametrize("beside", [{"y": Y}, {"sample_weight": ALL}])
 def test_arrays_beside_data_are_refused(beside: dict[str, Any]) -> None:
     with pytest.raises(ProgramError, match="beside a _Numbered: its read"):
-        data_of(FitCall(_Numbered(10), **beside))
+        supply(FitCall(_Numbered(10), **beside))
 
 
 @pytest.mark.parametrize(
@@ -184,20 +158,23 @@ def test_arrays_beside_data_are_refused(beside: dict[str, Any]) -> None:
 )
 def test_validation_data_of_another_kind_are_refused(given: Any, kind: str) -> None:
     with pytest.raises(ProgramError, match=rf"^fit\(validation_data=\.\.\.\) got {kind}: give "):
-        data_of(FitCall(X, Y, validation_data=given))
+        supply(FitCall(X, Y, validation_data=given))
 
 
-@pytest.mark.parametrize("steps", [None, 1, 9])
-def test_steps_of_validation_hold_for_all_kinds_of_validation_data(steps: int | None) -> None:
+@pytest.mark.parametrize(("steps", "samples"), [(None, 5), (1, 2), (2, 4), (9, 5)])
+def test_steps_of_validation_are_the_first_ones_of_all_kinds_of_validation_data(
+    steps: int | None, samples: int
+) -> None:
     calls = (
         FitCall(X, Y, 2, validation_split=0.5, validation_steps=steps),
         FitCall(_Numbered(10), None, 2, validation_split=0.5, validation_steps=steps),
         FitCall(X, Y, 2, validation_data=_Numbered(5), validation_steps=steps),
     )
 
-    sizes = [len(found) for call in calls if (found := data_of(call).validation) is not None]
+    sizes = [len(found) for call in calls if (found := supply(call).validation) is not None]
 
-    assert sizes == [2 if steps == 1 else 5] * 3
+    assert sizes == [samples] * 3
+    np.testing.assert_array_equal(supply(calls[0]).validation.read(np.array([1]))[0], X[6:7])
 
 
 def feed(*values: int) -> Feed:
@@ -219,7 +196,7 @@ def notes_after(*steps: int, values: tuple[int, ...] = (1, 2, 3)) -> Any:
 
 
 def test_notes_hold_the_mark_of_the_last_batch_of_what_is_read_in_order() -> None:
-    source, numbered = feed(1, 2), data_of(FitCall(X, Y, validation_split=0.25))
+    source, numbered = feed(1, 2), supply(FitCall(X, Y, validation_split=0.25))
     assert Pipelines(source).notes() == {}
     assert Pipelines(numbered.training, numbered.validation).notes() == {}
 
@@ -262,19 +239,11 @@ COLUMN = np.arange(10, dtype=np.float32)[:, None]
 
 PARITY = np.arange(10) % 2
 
-SEED = 7
-
 
 def batches(count: int = 3, *more: Any) -> Iterator[Any]:
     """Yield batches of two samples of the classes 0 and 1; x is the number of the batch."""
     for number in range(count):
         yield (np.full((2, 1), number, np.float32), np.array([0, 1]), *more)
-
-
-def supply(call: FitCall) -> FitData:
-    from holdfast.runtime.keras.fit_call import supply_of
-
-    return supply_of(call, SEED, lambda text: None)
 
 
 def first_of(feed: Any) -> Any:
@@ -309,9 +278,9 @@ def test_arguments_that_do_not_go_with_a_pipeline_are_refused(
 
 @pytest.mark.tensorflow
 def test_steps_are_the_batches_that_are_taken_of_a_generator() -> None:
-    once: Any = supply(FitCall(batches(), epochs=4, initial_epoch=3))
+    once = supply(FitCall(batches(), epochs=4, initial_epoch=3))
     given = _validated(batches(9), 2)
-    asked: Any = supply(FitCall(batches(9), epochs=2, steps_per_epoch=4, **given))
+    asked = supply(FitCall(batches(9), epochs=2, steps_per_epoch=4, **given))
 
     assert (once.training.steps, once.validation) == (3, None)
     assert (asked.training.steps, asked.validation.steps) == (4, 2)
@@ -323,7 +292,7 @@ def _validated(pipeline: Any, steps: int) -> dict[str, Any]:
 
 @pytest.mark.tensorflow
 def test_arrays_validate_what_a_pipeline_trains() -> None:
-    data: Any = supply(FitCall(batches(), batch_size=3, **_validated((COLUMN, PARITY), 2)))
+    data = supply(FitCall(batches(), batch_size=3, **_validated((COLUMN, PARITY), 2)))
 
     assert first_of(data.training)[0].tolist() == [[0], [0]]
     assert len(data.validation) == 6
@@ -335,7 +304,7 @@ def test_pipeline_validates_what_arrays_train_and_no_sample_is_held_out() -> Non
         COLUMN, PARITY, validation_split=0.5, class_weight={1: 3.0}, **_validated(batches(), 1)
     )
 
-    data: Any = supply(call)
+    data = supply(call)
 
     assert len(data.training) == 10
     assert data.training.read(np.array([0, 1]))[2].tolist() == [1, 3]
@@ -344,7 +313,7 @@ def test_pipeline_validates_what_arrays_train_and_no_sample_is_held_out() -> Non
 
 @pytest.mark.tensorflow
 def test_classes_weigh_in_the_training_alone() -> None:
-    data: Any = supply(FitCall(batches(), class_weight={1: 3.0}, validation_data=batches()))
+    data = supply(FitCall(batches(), class_weight={1: 3.0}, validation_data=batches()))
 
     assert first_of(data.training)[2].tolist() == [1, 3]
     assert first_of(data.validation)[2] is None
@@ -363,7 +332,7 @@ def test_batches_of_a_py_dataset_come_in_order_unless_they_are_shuffled(*, shuff
             return np.full((1, 1), index, np.float32), np.zeros((1, 1), np.float32)
 
     call = FitCall(Numbers(), shuffle=shuffle, validation_data=Numbers())
-    data: Any = supply(call)
+    data = supply(call)
     here = LocalCommunicator()
     trained = [data.training.train_batch(step, here).parts[0][0, 0] for step in range(8)]
     validated = [data.validation.validation_batch((0, n), here).parts[0][0, 0] for n in range(8)]
@@ -380,7 +349,7 @@ def test_generator_beyond_what_is_kept_ends_its_epoch_where_it_ends(
 
     monkeypatch.setattr(source, "_MOST_KEPT", 2)
     here, generator = LocalCommunicator(), batches(5)
-    data: Any = supply(FitCall(generator))
+    data = supply(FitCall(generator))
     feed = data.training
     trained = [(feed.train_batch(n, here).parts[0][0, 0], feed.is_at_end) for n in range(4)]
     again: Any = supply(FitCall(batches(3), epochs=2)).training
@@ -398,7 +367,6 @@ def test_generator_beyond_what_is_kept_ends_its_epoch_where_it_ends(
 def test_dataset_that_repeats_has_no_end_but_the_one_of_a_callback() -> None:
     tf = pytest.importorskip("tensorflow")
     said: list[str] = []
-    from holdfast.runtime.keras.fit_call import supply_of
 
     dataset = tf.data.Dataset.from_tensor_slices((COLUMN, PARITY)).batch(4).repeat()
     feed: Any = supply_of(FitCall(dataset, epochs=3), SEED, said.append).training
@@ -410,8 +378,6 @@ def test_dataset_that_repeats_has_no_end_but_the_one_of_a_callback() -> None:
 
 @pytest.mark.tensorflow
 def test_generators_of_a_fit_that_is_over_go_on_after_all_that_was_read() -> None:
-    from holdfast.runtime.keras.fit_call import leave_pipelines
-
     training, validation = batches(9), batches(9)
     call = FitCall(training, steps_per_epoch=2, epochs=2, **_validated(validation, 3))
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from keras_harness import replica_of
+
+from holdfast.runtime.keras.held_variables import MOST_BYTES, HeldVariables, encoded, put_back
 
 pytestmark = pytest.mark.tensorflow
 
 
 def callback(**attributes: Any) -> Any:
-    import keras
-
     made = keras.callbacks.Callback()
     for name, value in attributes.items():
         setattr(made, name, value)
@@ -21,8 +24,6 @@ def callback(**attributes: Any) -> Any:
 
 
 def compiled(loss: Any = "mse") -> Any:
-    import keras
-
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(), loss, metrics=["mae"])
     model.optimizer.build(model.trainable_variables)
@@ -30,15 +31,10 @@ def compiled(loss: Any = "mse") -> Any:
 
 
 def held(*callbacks: Any, model: Any = None, graphs: Any = ()) -> Any:
-    from holdfast.runtime.keras.held_variables import HeldVariables
-
     return HeldVariables(callbacks, model or compiled(), graphs)
 
 
 def test_variables_metrics_and_containers_of_them_are_put_back() -> None:
-    import keras
-    import tensorflow as tf
-
     def make() -> Any:
         mean = keras.metrics.Mean()
         weights = [tf.Variable(1.0), {"b": keras.Variable(np.zeros(2))}]
@@ -59,8 +55,6 @@ def test_variables_metrics_and_containers_of_them_are_put_back() -> None:
 
 
 def test_variables_of_the_trained_model_are_left_to_the_replica() -> None:
-    import keras
-
     model = compiled()
     own = keras.Variable(1.0)
     here = callback(mine=own, model_=model, kernel=model.layers[0].kernel, adam=model.optimizer)
@@ -69,8 +63,6 @@ def test_variables_of_the_trained_model_are_left_to_the_replica() -> None:
 
 
 def test_large_variables_are_named_with_all_their_bytes() -> None:
-    import tensorflow as tf
-
     large = [tf.Variable(tf.zeros(20_000)), tf.Variable(tf.zeros(30_000)), tf.Variable(1.0)]
     found = held(callback(tables=large))
 
@@ -79,10 +71,6 @@ def test_large_variables_are_named_with_all_their_bytes() -> None:
 
 
 def test_no_more_variables_are_kept_than_there_is_room_for() -> None:
-    import tensorflow as tf
-
-    from holdfast.runtime.keras.held_variables import MOST_BYTES
-
     each = 16_000
     many = [tf.Variable(tf.zeros(each // 4)) for _ in range(MOST_BYTES // each + 2)]
     found = held(callback(network=many))
@@ -92,9 +80,6 @@ def test_no_more_variables_are_kept_than_there_is_room_for() -> None:
 
 
 def test_variables_that_only_graphs_read_have_names_in_the_order_of_reading() -> None:
-    import tensorflow as tf
-    from keras_harness import replica_of
-
     first, second = tf.Variable(2.0, trainable=False), tf.Variable(3.0, trainable=False)
     table = tf.Variable(tf.zeros(20_000), name="table")
 
@@ -118,8 +103,6 @@ def test_variables_that_only_graphs_read_have_names_in_the_order_of_reading() ->
 
 @pytest.mark.parametrize("other", [[2.0, 2.0], [2]], ids=["shape", "type"])
 def test_variable_of_another_kind_begins_as_the_script_makes_it(other: list[Any]) -> None:
-    import tensorflow as tf
-
     before, now = callback(rate=tf.Variable([1.0])), callback(rate=tf.Variable(other))
 
     held(now).restore(held(before).notes())
@@ -128,17 +111,12 @@ def test_variable_of_another_kind_begins_as_the_script_makes_it(other: list[Any]
 
 
 def test_variable_that_two_callbacks_hold_is_kept_once() -> None:
-    import tensorflow as tf
-
     shared = tf.Variable(1.0)
 
     assert list(held(callback(rate=shared), callback(rate=shared)).notes()) == ["Callback-1.rate/0"]
 
 
 def test_generators_go_on_and_text_is_left_to_the_script() -> None:
-    import keras
-    import tensorflow as tf
-
     def make() -> Any:
         dice = tf.random.Generator.from_seed(3)
         return callback(dice=dice, seeds=(keras.random.SeedGenerator(4),), text=tf.Variable("a"))
@@ -156,10 +134,6 @@ def test_generators_go_on_and_text_is_left_to_the_script() -> None:
 
 
 def test_values_of_metrics_are_put_back_but_for_large_ones() -> None:
-    import keras
-
-    from holdfast.runtime.keras.held_variables import encoded, put_back
-
     before = [keras.Variable(np.full(size, 3.0, "f4")) for size in (2, 20_000, 1)]
     now = [keras.Variable(np.zeros(size, "f4")) for size in (2, 20_000, 1)]
 

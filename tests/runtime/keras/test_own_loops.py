@@ -175,13 +175,6 @@ def test_optimizer_of_an_eager_loop_is_not_kept(script: Script) -> None:
     assert found() is None
 
 
-def test_loop_over_train_on_batch_is_refused(script: Script) -> None:
-    script.model.train_on_batch(X, X[:, :1])
-
-    with pytest.raises(ProgramError, match=r"in a loop over train_on_batch\(\) \("):
-        script.model.train_on_batch(X, X[:, :1])
-
-
 def test_one_step_of_each_optimizer_is_harmless(script: Script) -> None:
     script.step()
     tf.function(script.step)(script.other)

@@ -106,24 +106,14 @@ def test_callback_writes_through_the_event_files_of_its_training_and_keeps_its_m
 def test_only_the_first_worker_copies_events_to_the_folder_of_the_callback(
     first: Worker, second: Worker
 ) -> None:
+    assert (first.measure(), logged(first)) == ({}, {})  # nobody has written an event
+
     round_of("a", first, second)
     round_of("b", first, second)
 
     assert logged(first) == {NAME: "ab"}
+    assert list(first.measure()) == [str(first.logs / NAME)]  # without news, too
     assert first.files.lengths == {str(first.logs / NAME): length_of(first.logs / NAME)}
-
-
-def test_writer_without_events_makes_neither_file_nor_length(first: Worker) -> None:
-    assert first.measure() == {}
-    assert logged(first) == {}
-
-
-def test_length_of_a_file_is_told_in_a_round_without_news_too(first: Worker) -> None:
-    first.writer.write("a")
-    first.agreed(first.measure())
-
-    assert list(first.measure()) == [str(first.logs / NAME)]
-    assert logged(first) == {NAME: "a"}
 
 
 @pytest.mark.parametrize("written", ["", "b", "bbb"], ids=["nothing", "the round", "more"])
@@ -213,11 +203,3 @@ def test_writers_are_closed_once_and_write_no_more(first: Worker) -> None:
     assert first.writer.is_closed
     assert first.measure() == {}
     assert logged(first) == {}
-
-
-def test_folder_of_the_logs_is_there_for_files_that_callbacks_write_beside_it(
-    first: Worker,
-) -> None:
-    (first.logs / "projector_config.pbtxt").write_text("embeddings")
-
-    assert logged(first) == {"projector_config.pbtxt": "embeddings"}

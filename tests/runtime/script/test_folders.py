@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import stat
 import tempfile
@@ -67,13 +66,6 @@ def test_folder_below_a_descriptor_stays_exact(begin: Begin, tmp_path: Path) -> 
             os.mkdir("results", dir_fd=descriptor)
     finally:
         os.close(descriptor)
-
-
-def test_functions_are_pickled_by_their_names(begin: Begin) -> None:
-    begin()
-
-    assert pickle.loads(pickle.dumps(os.remove)) is os.remove
-    assert b"posix" not in pickle.dumps(os.mkdir)
 
 
 def make_temporary(tmp_path: Path) -> list[str]:

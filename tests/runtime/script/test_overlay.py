@@ -259,9 +259,7 @@ def test_launch_that_resumes_cuts_growing_files_and_goes_on(
     assert content(folder) == undisturbed
 
 
-def test_other_threads_and_what_follows_hooks_see_the_disk_as_it_is(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_guard_is_for_hooks_in_their_own_thread(folder: Path, tmp_path: Path) -> None:
     worker = Worker(folder, tmp_path / "scratch", is_first=False)
     with guarding(worker.files), ThreadPoolExecutor(1) as pool:
         pool.submit((folder / "shard").write_text, "saved").result()
@@ -311,22 +309,6 @@ def test_length_before_a_cut_is_that_of_the_file_when_it_was_shorter(
         shorter.write_bytes(whole[:size])
 
         assert length_of(longer, size) == length_of(shorter) == length_of(shorter, size)
-
-
-@pytest.mark.parametrize(
-    ("place", "is_seen"),
-    [(0, True), (-1, True), (-TAIL, True), (-TAIL - 1, False)],
-    ids=["first byte of a short file", "last", "first of the tail", "before the tail"],
-)
-def test_another_byte_is_seen_in_the_tail(tmp_path: Path, place: int, *, is_seen: bool) -> None:
-    path = tmp_path / "log"
-    content = bytearray(10 if place == 0 else 2 * TAIL)
-    path.write_bytes(content)
-    before = length_of(path)
-    content[place] = 1
-    path.write_bytes(content)
-
-    assert (length_of(path) != before) is is_seen
 
 
 @pytest.mark.parametrize("content", ["agre", "AGREED and more"], ids=["shorter", "other bytes"])

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from keras.src.saving import saving_api
 
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.script.overlay import Overlay, guarding
@@ -25,7 +28,6 @@ class Worker:
     """A worker's files, with its model's weights in one number."""
 
     def __init__(self, folder: Path, *, is_first: bool) -> None:
-        keras = pytest.importorskip("keras")
         self.scratch = folder / "private"
         self.scratch.mkdir()
         self.files = Overlay(is_first, lambda: self.scratch, lambda text: None)
@@ -35,7 +37,7 @@ class Worker:
         process = ScriptProcess(Path(__file__), record, folder / "run", lambda: self.scratch)
         self.saves = FirstSaves(process, kept)
         self.models = keras.models
-        self.real_save = keras.src.saving.saving_api.save_weights
+        self.real_save = saving_api.save_weights
         self.model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
         self.model.compile("sgd", "mse")
         self.set(0)
@@ -62,9 +64,6 @@ class Worker:
 def worker(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Worker:
-    keras = pytest.importorskip("keras")
-    from keras.src.saving import saving_api
-
     for module in (saving_api, keras.saving, keras.models):
         for name in EXCHANGED:
             if hasattr(module, name):
@@ -173,7 +172,6 @@ def test_relaunched_script_loads_what_it_loaded_before_a_hook_saved_there(
 def test_each_worker_fills_a_cache_of_its_own_and_reads_one_that_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tf = pytest.importorskip("tensorflow")
     plain = tf.data.Dataset.cache
     list(plain(tf.data.Dataset.range(4), f"{tmp_path}/whole").as_numpy_iterator())
     monkeypatch.setattr(tf.data.Dataset, "cache", plain)

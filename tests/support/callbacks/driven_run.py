@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.step import decide
 from holdfast.recovery.work_plan import Work, WorkPlan
+from holdfast.runtime.keras.callback_rounds import CallbackRounds
+from holdfast.runtime.keras.callback_run import CallbackRun
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.script.overlay import Overlay
 from holdfast.runtime.script.process import ScriptProcess
@@ -62,8 +65,6 @@ def plan_of(epochs: int = 2, **terms: Any) -> WorkPlan:
 
 def one_layer(execution: int = 1) -> Any:
     """Return a compiled model of one layer, with so many steps in each execution."""
-    import keras
-
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", run_eagerly=True, steps_per_execution=execution)
     return model
@@ -82,9 +83,6 @@ class Driven:
         losses: Callable[[int], float] = float,
         execution: int = 1,
     ) -> None:
-        from holdfast.runtime.keras.callback_rounds import CallbackRounds
-        from holdfast.runtime.keras.callback_run import CallbackRun
-
         self.plan = plan or plan_of()
         self.said: list[str] = []
         self.model, self.replica = one_layer(execution), Weights()

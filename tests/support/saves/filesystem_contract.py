@@ -60,7 +60,9 @@ class FileSystemContract:
         files.close(handle)
         return bytes(data)
 
-    def test_reads_back_what_was_written(self, files: FileSystem, root: Path) -> None:
+    def test_reads_back_what_was_written_and_nothing_past_the_end(
+        self, files: FileSystem, root: Path
+    ) -> None:
         handle = files.create_exclusive(root / "file")
         files.allocate(handle, 12)
         assert files.write(handle, [memoryview(b"ab"), memoryview(b"cd")], 3) == 4
@@ -68,65 +70,46 @@ class FileSystemContract:
         files.close(handle)
 
         assert self.get(files, root / "file") == b"\0\0\0abcd\0\0\0\0\0"
-
-    def test_uncached_file_has_its_contents(self, files: FileSystem, root: Path) -> None:
-        handle = files.create_exclusive(root / "file")
-        files.write(handle, [memoryview(b"data")], 0)
-        files.fsync(handle)
-        buffer = bytearray(4)
-
-        files.uncache(handle)
-
-        files.close(handle)
         handle = files.open_read(root / "file")
-        files.uncache(handle)
-        assert files.read(handle, memoryview(buffer), 0) == 4
-        assert buffer == b"data"
+        assert files.read(handle, memoryview(bytearray(2)), 12) == 0
         files.close(handle)
 
-    def test_writeback_that_was_begun_changes_nothing(self, files: FileSystem, root: Path) -> None:
+    def test_hints_to_the_cache_change_no_content(self, files: FileSystem, root: Path) -> None:
         handle = files.create_exclusive(root / "file")
         files.write(handle, [memoryview(b"abcd")], 0)
         files.start_writeback(handle, 0, 4)
         files.write(handle, [memoryview(b"ef")], 4)
+        files.fsync(handle)
+        files.uncache(handle)
+        files.close(handle)
+        handle = files.open_read(root / "file")
+        files.uncache(handle)
         files.close(handle)
 
         assert self.get(files, root / "file") == b"abcdef"
 
-    def test_read_past_the_end_returns_nothing(self, files: FileSystem, root: Path) -> None:
-        self.put(files, root / "file", b"abc")
-        handle = files.open_read(root / "file")
-
-        assert files.read(handle, memoryview(bytearray(2)), 3) == 0
-
-        files.close(handle)
-
-    def test_create_refuses_an_existing_name(self, files: FileSystem, root: Path) -> None:
+    def test_names_that_are_taken_or_missing_are_refused(
+        self, files: FileSystem, root: Path
+    ) -> None:
         self.put(files, root / "file", b"first")
+        files.mkdir(root / "directory")
 
-        with pytest.raises(FileExistsError):
-            files.create_exclusive(root / "file")
-
+        for call in (
+            lambda: files.create_exclusive(root / "file"),
+            lambda: files.mkdir(root / "directory"),
+        ):
+            with pytest.raises(FileExistsError):
+                call()
+        for call in (
+            lambda: files.create_exclusive(root / "missing" / "file"),
+            lambda: files.open_read(root / "missing"),
+            lambda: files.rename_noreplace(root / "old", root / "new"),
+        ):
+            with pytest.raises(FileNotFoundError):
+                call()
+        opened = errno_of(lambda: files.open_read(root / "directory"))
+        assert opened in (errno.EINVAL, errno.EISDIR)
         assert self.get(files, root / "file") == b"first"
-
-    def test_create_refuses_a_missing_directory(self, files: FileSystem, root: Path) -> None:
-        with pytest.raises(FileNotFoundError):
-            files.create_exclusive(root / "missing" / "file")
-
-    def test_mkdir_refuses_an_existing_name(self, files: FileSystem, root: Path) -> None:
-        files.mkdir(root / "directory")
-
-        with pytest.raises(FileExistsError):
-            files.mkdir(root / "directory")
-
-    def test_open_refuses_what_is_not_a_file(self, files: FileSystem, root: Path) -> None:
-        files.mkdir(root / "directory")
-
-        directory = errno_of(lambda: files.open_read(root / "directory"))
-        with pytest.raises(FileNotFoundError):
-            files.open_read(root / "missing")
-
-        assert directory in (errno.EINVAL, errno.EISDIR)
 
     def test_rename_moves_a_directory_with_its_files(self, files: FileSystem, root: Path) -> None:
         files.mkdir(root / "old")
@@ -149,23 +132,20 @@ class FileSystemContract:
         assert self.get(files, root / "new" / "file") == b"new"
         assert self.get(files, root / "old" / "file") == b"old"
 
-    def test_rename_refuses_a_missing_source(self, files: FileSystem, root: Path) -> None:
-        with pytest.raises(FileNotFoundError):
-            files.rename_noreplace(root / "old", root / "new")
-
-    def test_list_is_ascending(self, files: FileSystem, root: Path) -> None:
-        for name in ("b", "c", "a"):
+    def test_lists_names_in_order_and_knows_directories(
+        self, files: FileSystem, root: Path
+    ) -> None:
+        for name in ("b", "a"):
             files.mkdir(root / name)
-
-        assert files.list(root) == ("a", "b", "c")
-
-    def test_list_tells_directories_from_other_names(self, files: FileSystem, root: Path) -> None:
-        files.mkdir(root / "directory")
         self.put(files, root / "file", b"")
 
-        kinds = {name: isinstance(name, DirectoryName) for name in files.list(root)}
+        found = {name: isinstance(name, DirectoryName) for name in files.list(root)}
 
-        assert kinds == {"directory": True, "file": False}
+        assert list(found.items()) == [("a", True), ("b", True), ("file", False)]
+        assert [files.is_directory(root / name) for name in (*found, "missing")] == [
+            *found.values(),
+            False,
+        ]
 
     def test_removes_files_and_empty_directories_only(self, files: FileSystem, root: Path) -> None:
         files.mkdir(root / "directory")
@@ -177,14 +157,6 @@ class FileSystemContract:
 
         assert refusal == errno.ENOTEMPTY
         assert files.list(root) == ()
-
-    def test_knows_directories(self, files: FileSystem, root: Path) -> None:
-        files.mkdir(root / "directory")
-        self.put(files, root / "file", b"")
-
-        answers = [files.is_directory(root / name) for name in ("directory", "file", "missing")]
-
-        assert answers == [True, False, False]
 
 
 class LocalFileSystemContract(FileSystemContract):
