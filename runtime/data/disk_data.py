@@ -17,7 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.checkpoint.tensor import Digest
-from holdfast.runtime.data.samples import ArrayData, Data, SampleIds, Samples, count_samples
+from holdfast.runtime.data.samples import (
+    ArrayData,
+    Data,
+    SampleIds,
+    Samples,
+    count_samples,
+    plain_bytes,
+)
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.replica import Nest, map_leaves, named_leaves
 
@@ -38,8 +45,7 @@ def probe_of(data: Data) -> str:
         for path, leaf in named_leaves(part, name):
             array = np.asarray(leaf)
             digest.update(f"{path} {array.shape} {array.dtype}\n".encode())
-            is_text = array.dtype == object
-            digest.update(repr(array.tolist()).encode() if is_text else array.tobytes())
+            digest.update(plain_bytes(array))
     return digest.hexdigest()
 
 
@@ -79,7 +85,17 @@ def _mapped(path: str | os.PathLike[str]) -> Any:
     return found
 
 
-class WindowData:
+class _Probed:
+    """Data that tell by some samples whether they are the same."""
+
+    def fingerprint(self) -> str:
+        """Return a digest of the number of samples and of some, which is made once."""
+        return self._fingerprint
+
+    _fingerprint = functools.cached_property(probe_of)
+
+
+class WindowData(_Probed):
     """Windows of a series, as ``keras.utils.timeseries_dataset_from_array`` cuts them.
 
     Exact on resume because a window is found by its number, and the series may not change
@@ -137,12 +153,6 @@ class WindowData:
     def __len__(self) -> int:
         return self._windows
 
-    def fingerprint(self) -> str:
-        """Return a digest of the number of windows and of some, which is made once."""
-        return self._fingerprint
-
-    _fingerprint = functools.cached_property(probe_of)
-
     def read(self, ids: SampleIds) -> Samples:
         """Return these windows and their targets.
 
@@ -161,7 +171,7 @@ _NEAR_BYTES = 1 << 16
 """In a dataset without chunks, samples this near each other are read with what is between them."""
 
 
-class HDF5Data:
+class HDF5Data(_Probed):
     """Samples in the datasets of an HDF5 file; only those that a step needs are read.
 
     Exact on resume because a sample is found by its row, and the file may not change during a
@@ -197,12 +207,6 @@ class HDF5Data:
 
     def __len__(self) -> int:
         return self._samples
-
-    def fingerprint(self) -> str:
-        """Return a digest of names, shapes, types and some rows, which is made once."""
-        return self._fingerprint
-
-    _fingerprint = functools.cached_property(probe_of)
 
     def read(self, ids: SampleIds) -> Samples:
         """Return these samples, copied from the file.

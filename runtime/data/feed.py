@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.data.batch import OwnRows, Parts, WholeBatch
 from holdfast.runtime.data.samples import class_weights_of
-from holdfast.runtime.data.source import FirstBatches, ForwardSource, PyDatasetSource, Source
+from holdfast.runtime.data.source import ForwardSource, PyDatasetSource, Source
 from holdfast.runtime.data.stream import (
     Alone,
     BatchShare,
@@ -49,8 +49,9 @@ class Feed:
         epochs: int = 1,
     ) -> None:
         self._source = source
-        inner = source.source if isinstance(source, FirstBatches) else source
-        self._hearing = inner if isinstance(inner, PyDatasetSource) else None
+        self.name = source.name
+        """The pipeline in the user's words."""
+        self._hearing = source if isinstance(source, PyDatasetSource) else None
         self.steps = steps
         """Batches of one epoch, or of one validation."""
         self._class_weight = class_weight
@@ -97,11 +98,6 @@ class Feed:
         """
         self._rows = None
         self._shared.resume(mark)
-
-    @property
-    def name(self) -> str:
-        """The pipeline in the user's words."""
-        return self._source.name
 
     @property
     def dataset(self) -> Any | None:

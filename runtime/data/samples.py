@@ -95,7 +95,7 @@ class ArrayData:
         parts = {"x": self._x, "y": self._y, "sample_weight": self._weights}
         for name, leaf in _leaves_of(parts):
             digest.update(f"{name} {leaf.shape} {leaf.dtype}\n".encode())
-            digest.update(_plain_bytes(leaf[rows]))
+            digest.update(plain_bytes(leaf[rows]))
         return digest.hexdigest()
 
     def read(self, ids: SampleIds) -> Samples:
@@ -189,7 +189,7 @@ def _array(name: str, value: npt.ArrayLike) -> Array:
             f"{name} has the shape {array.shape} and holds no samples: "
             "give an array with at least one sample along its first axis"
         )
-    if array.dtype == object and not _holds_strings(array):
+    if array.dtype == object and not all(isinstance(item, (str, bytes)) for item in array.flat):
         raise ProgramError(
             f"{name} is an array of Python objects: its samples differ in shape or type; "
             "give them all the same shape and a numeric type, or strings"
@@ -206,10 +206,6 @@ def _way_to_plain(value: object) -> str | None:
             return ".to_tensor()"
     is_scipy = type(value).__module__.startswith("scipy.sparse")
     return ".toarray()" if is_scipy else None
-
-
-def _holds_strings(array: Array) -> bool:
-    return all(isinstance(item, (str, bytes)) for item in array.flat)
 
 
 def count_samples(parts: dict[str, Nest]) -> int:
@@ -261,7 +257,7 @@ def _are_within(ids: SampleIds, samples: int) -> bool:
     return bool(np.maximum.reduce(ids.astype(np.uint64)) < samples)  # a negative one is huge
 
 
-def _plain_bytes(samples: Array) -> bytes:
+def plain_bytes(samples: Array) -> bytes:
     """Return the bytes of samples; texts are Python objects, whose bytes are addresses."""
     return repr(samples.tolist()).encode() if samples.dtype == object else samples.tobytes()
 

@@ -21,11 +21,12 @@ import gc
 import itertools
 import random
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from types import CodeType, FunctionType, GeneratorType, ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -57,29 +58,23 @@ _LIBRARIES = frozenset(
 """Where types come from whose objects hold no model of the script."""
 
 
-class Source(Protocol):
+class Source(ABC):
     """Passes over a pipeline that are the same in every process of the run."""
 
-    @property
-    def name(self) -> str:
-        """The pipeline in the user's words, such as "the tf.data.Dataset"."""
+    name: str
+    """The pipeline in the user's words, such as "the tf.data.Dataset"."""
+    batches: int | None
+    """Batches of one pass, or None if it is not known or there is no end."""
+    is_endless = False
+    """Whether a pass is known to have no end."""
+    repeats = False
+    """Whether the script says that a pass follows the other, within an epoch too."""
+    advice: str
+    """What to do if its batches are not the same when they are read again."""
+    array: Callable[[Any], Any] = staticmethod(as_array)
+    """Returns a leaf of an element as an array, a view where possible."""
 
-    @property
-    def batches(self) -> int | None:
-        """Batches of one pass, or None if it is not known or there is no end."""
-
-    @property
-    def is_endless(self) -> bool:
-        """Whether a pass is known to have no end."""
-
-    @property
-    def repeats(self) -> bool:
-        """Whether the script says that a pass follows the other, within an epoch too."""
-
-    @property
-    def advice(self) -> str:
-        """What to do if its batches are not the same when they are read again."""
-
+    @abstractmethod
     def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
         """Begin pass ``number`` (from 0), if possible at batch ``start``.
 
@@ -92,12 +87,10 @@ class Source(Protocol):
 
         ``start`` batches of pass ``number`` are read, and all passes before it.
         """
-
-    def array(self, leaf: Any) -> Any:
-        """Return a leaf of an element as an array, a view where possible."""
+        del number, start  # the script's object is not touched
 
 
-class ForwardSource:
+class ForwardSource(Source):
     """Passes that can only be read one after the other: what came before is read again.
 
     Args:
@@ -108,7 +101,6 @@ class ForwardSource:
         is_endless: whether a pass is known to have no end.
     """
 
-    repeats = False
     advice = (
         "make it the same each time: draw from a generator with a fixed seed that begins anew "
         "with each pass, and use no clock and no unordered set"
@@ -162,36 +154,8 @@ class ForwardSource:
             yield element
 
 
-class FirstBatches:
-    """The first batches of each pass of a pipeline that has no end."""
-
-    is_endless = False
-    repeats = False
-
-    def __init__(self, source: Source, batches: int) -> None:
-        self.name, self.advice = source.name, source.advice
-        self.batches: int | None = batches
-        self._each = batches
-        self.source = source
-
-    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
-        """Begin pass ``number``, if possible at batch ``start``."""
-        first, elements = self.source.open(number, start)
-        return first, itertools.islice(elements, self._each - first)
-
-    def leave(self, number: int, start: int) -> None:
-        """Leave the pipeline as it is left after these batches."""
-        self.source.leave(number, start)
-
-    def array(self, leaf: Any) -> Any:
-        """Return a leaf of an element as an array."""
-        return self.source.array(leaf)
-
-
-def first_batches(source: Source, batches: int) -> Source:
+def first_batches(source: ForwardSource, batches: int) -> ForwardSource:
     """Return a source whose passes are the first batches of those of an endless ``source``."""
-    if not isinstance(source, ForwardSource):
-        return FirstBatches(source, batches)
     found = ForwardSource(
         source.name,
         lambda: itertools.islice(source.begin(), batches),
@@ -256,25 +220,19 @@ def _one_after_the_other(kept: deque[Any], generator: Iterator[Any]) -> Iterator
     yield from generator
 
 
-class ListSource:
+class ListSource(Source):
     """The batches of a generator that ends, kept in memory: there is one pass."""
 
-    array = staticmethod(as_array)
     name = _GENERATOR
     advice = ForwardSource.advice
-    is_endless = False
-    repeats = False
 
     def __init__(self, elements: Iterable[Any]) -> None:
         self._elements = list(elements)
-        self.batches: int | None = len(self._elements)
+        self.batches = len(self._elements)
 
     def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
         """Begin the only pass at batch ``start``."""
         return start, iter(self._elements[start:] if number == 0 else ())
-
-    def leave(self, number: int, start: int) -> None:
-        """Do nothing: the generator has ended."""
 
 
 class Passes(Enum):
@@ -285,7 +243,7 @@ class Passes(Enum):
     VALIDATION = "validation"
 
 
-class PyDatasetSource:
+class PyDatasetSource(Source):
     """Passes over a PyDataset.
 
     Args:
@@ -298,8 +256,6 @@ class PyDatasetSource:
         ProgramError: it has no batches.
     """
 
-    array = staticmethod(as_array)
-    repeats = False
     advice = (
         "draw from np.random or random, which holdfast seeds for each batch, or from a "
         "generator that is made from the batch's number within __getitem__"
@@ -310,14 +266,13 @@ class PyDatasetSource:
         self.dataset = dataset
         self._seed = seed
         self._passes = passes
-        self.batches: int | None = dataset.num_batches
+        self.batches = dataset.num_batches
         if self.batches == 0:
             raise ProgramError(f"{self.name} has no batches: its __len__ returns 0")
         self.is_endless = self.batches is None
         self._steps = steps or self.batches
-        self._order: SampleOrder | None = None
-        if passes is Passes.SHUFFLED and self.batches is not None:
-            self._order = SampleOrder(seed, self.batches, self.batches, 1)
+        is_shuffled = passes is Passes.SHUFFLED and self.batches is not None
+        self._order = SampleOrder(seed, self.batches, self.batches, 1) if is_shuffled else None
         self.told = 0
         self._reads_model = _reads_model(dataset)
 

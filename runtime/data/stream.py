@@ -55,6 +55,13 @@ class Mark:
     last: int | None = None
     """The digest of the batch at ``position``, None if it is not known."""
 
+    def differs(self, found: Mark) -> bool:
+        """Return whether another mark of the same position contradicts this one."""
+        are_whole = self.is_whole and found.is_whole
+        return self.position == found.position and (
+            self.last not in (None, found.last) or (are_whole and self.chain != found.chain)
+        )
+
 
 def next_mark(mark: Mark | None, position: StreamPosition, batch: WholeBatch) -> Mark:
     """Return the mark after ``batch``, from the mark of the batch before it."""
@@ -73,28 +80,24 @@ class BatchStream:
         self._iterator: Iterator[Any] = iter(())
         self._next: StreamPosition | None = None
         self._mark: Mark | None = None
-        self._expected: Mark | None = None
 
-    def expect(self, mark: Mark | None) -> None:
-        """Compare with ``mark``, which another worker or launch has seen, on the way."""
-        self._expected = mark
-
-    def read(self, position: StreamPosition) -> WholeBatch | None:
+    def read(self, position: StreamPosition, expected: Mark | None = None) -> WholeBatch | None:
         """Return the batch at ``position``, None if the pass ends before it.
 
         Raises:
-            ProgramError: a batch is not what it was, or is no batch at all.
+            ProgramError: a batch is not what it was, or is no batch at all; on the way it is
+                compared with ``expected``, which another worker or launch has seen.
         """
-        expected, here = self._expected, self._next
+        here = self._next
         is_read_on = here is None and isinstance(self.source, ForwardSource)
         if expected is not None and is_read_on and expected.position.passing < position.passing:
-            self.read(expected.position)  # it is read again in any case, and compared so
+            self.read(expected.position, expected)  # it is read again in any case, and compared so
             here = self._next
         if here is None or here.passing != position.passing or here.within > position.within:
             first, self._iterator = self.source.open(position.passing, position.within)
             here = self._next = StreamPosition(position.passing, first)
         while True:
-            batch = self._read_next(here)
+            batch = self._read_next(here, expected)
             if batch is None or here == position:
                 return batch
             here = StreamPosition(here.passing, here.within + 1)
@@ -103,23 +106,16 @@ class BatchStream:
         """Let the open pass and its buffers go; the next read opens it again."""
         self._next, self._iterator = None, iter(())
 
-    def _read_next(self, at: StreamPosition) -> WholeBatch | None:
+    def _read_next(self, at: StreamPosition, expected: Mark | None) -> WholeBatch | None:
         element = next(self._iterator, self)
         if element is self:
             return None
         batch = make_batch(at.within, element, self.source.array)
         self._mark = next_mark(self._mark, at, batch)
         self._next = StreamPosition(at.passing, at.within + 1)
-        self._compare(self._mark)
+        if expected is not None and expected.differs(self._mark):
+            raise changed(self.source, at, "when it was read again")
         return batch
-
-    def _compare(self, mark: Mark) -> None:
-        expected = self._expected
-        if expected is None or expected.position != mark.position:
-            return
-        differs = expected.last is not None and expected.last != mark.last
-        if differs or (expected.is_whole and mark.is_whole and expected.chain != mark.chain):
-            raise changed(self.source, mark.position, "when it was read again")
 
 
 def changed(source: Source, position: StreamPosition, when: str) -> ProgramError:
@@ -261,8 +257,7 @@ class SharedStream:
     def _find(self, position: StreamPosition) -> WholeBatch | None:
         if position in self._recent:
             return self._recent[position]
-        self._stream.expect(self.mark)
-        batch = self._stream.read(position)
+        batch = self._stream.read(position, self.mark)
         if batch is not None:
             # Before the broadcast, which may break: some pipelines cannot go back.
             self._recent[position] = batch

@@ -32,7 +32,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from holdfast.checkpoint.tensor import Digest
+from holdfast.checkpoint.tensor import digest_of
 from holdfast.recovery.order import chain
 from holdfast.runtime.errors import ProgramError
 
@@ -297,6 +297,18 @@ def name_of(name: str) -> str:
     return name.lstrip("^").partition(":")[0]
 
 
+def imported(graph: Any, inputs: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    """Put a part of a graph into the one that is traced; return what its nodes ``names`` are."""
+    present = {node.name for node in graph.node}
+    found: list[Any] = tf.graph_util.import_graph_def(
+        graph,
+        input_map={f"{name}:0": value for name, value in inputs.items() if name in present},
+        return_elements=[f"{name}:0" for name in names],
+        name="",
+    )
+    return found
+
+
 def pass_seeds(seed: int, seed2: int, number: int) -> tuple[int, int]:
     """Return both seeds of pass ``number`` (from 0) of a shuffle with these 64-bit seeds."""
     first = 2 * number
@@ -378,6 +390,4 @@ def bytes_of(variable: Any) -> int:
 
 
 def _digest(variable: Any) -> str:
-    state = Digest()
-    state.update(np.ascontiguousarray(variable.numpy()).tobytes())
-    return state.hexdigest()
+    return digest_of(variable.numpy().tobytes())

@@ -35,7 +35,7 @@ from tensorflow.python.framework import function_def_to_graph, tensor_util
 from holdfast.checkpoint.tensor import Digest
 from holdfast.runtime.data.batch import OwnRows, Ranges, bytes_of, own_rows
 from holdfast.runtime.data.stream import ReadAhead
-from holdfast.runtime.data.tf_graph import PassGraph, has_state, name_of, reached
+from holdfast.runtime.data.tf_graph import PassGraph, has_state, imported, name_of, reached
 
 _SLICES = "TensorSliceDataset"
 _BATCH = frozenset({"BatchDatasetV2", "ParallelBatchDataset"})
@@ -180,7 +180,7 @@ class NumberedRows:
         cut, block = self._cut, self._piece * self._cut.batch
         inputs = dict(zip([*self._inputs, *self._made.feeds(0, 0)], given, strict=True))
         inputs[_NUMBERS] = tf.data.Dataset.range(self._slices)._variant_tensor
-        order, *arrays = _imported(cut.order, inputs, [cut.end, *cut.arrays])
+        order, *arrays = imported(cut.order, inputs, [cut.end, *cut.arrays])
         places, size = tf.concat([full, last], 0), tf.size(full)
 
         @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -194,19 +194,7 @@ class NumberedRows:
         rows = numbers.skip(start * cut.batch).batch(block).map(slices)
         inputs[_ROWS] = (rows.unbatch() if cut.by_elements else rows)._variant_tensor
         inputs[_SIZE], inputs[_KEEP] = tf.cast(tf.maximum(size, 1), tf.int64), tf.constant(False)
-        return order, *_imported(cut.values, inputs, [cut.result])
-
-
-def _imported(graph: Any, inputs: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
-    """Put a part of a graph into the one that is traced; return what its nodes ``names`` are."""
-    present = {node.name for node in graph.node}
-    found: list[Any] = tf.graph_util.import_graph_def(
-        graph,
-        input_map={f"{name}:0": value for name, value in inputs.items() if name in present},
-        return_elements=[f"{name}:0" for name in names],
-        name="",
-    )
-    return found
+        return order, *imported(cut.values, inputs, [cut.result])
 
 
 def _cut(made: PassGraph) -> _Cut:

@@ -35,7 +35,13 @@ from holdfast.runtime.data.source import (
     whole_source,
 )
 from holdfast.runtime.data.stream import ReadAhead
-from holdfast.runtime.data.tf_graph import PassGraph, ReadVariables, pass_graph, without_repeat
+from holdfast.runtime.data.tf_graph import (
+    PassGraph,
+    ReadVariables,
+    imported,
+    pass_graph,
+    without_repeat,
+)
 from holdfast.runtime.data.tf_rows import NumberedRows
 from holdfast.runtime.errors import ProgramError
 
@@ -79,43 +85,31 @@ def source_of(
     Raises:
         ProgramError: it is no pipeline, or it has no batches.
     """
-    if passes is Passes.VALIDATION and steps is not None:
-        if isinstance(x, types.GeneratorType):
-            return validation_source(x, steps)
-        source = _source_of(x, seed, (passes, steps), tell, is_once=False)
-        return first_batches(source, steps) if source.is_endless else source
-    return _source_of(x, seed, (passes, steps), tell, is_once=is_once)
-
-
-def _source_of(
-    x: Any,
-    seed: int,
-    wanted: tuple[Passes, int | None],
-    tell: Callable[[str], None],
-    *,
-    is_once: bool,
-) -> Source:
-    passes, steps = wanted
+    most = steps if passes is Passes.VALIDATION else None
+    source: Source
     if isinstance(x, keras.utils.PyDataset):
         if x.workers > 1 or (x.workers and x.use_multiprocessing):
             tell(f"{type(x).__name__} asks for {x.workers} workers: here one thread reads it")
-        return py_dataset_source(x, seed, passes, steps)
-    if isinstance(x, types.GeneratorType):
+        source = py_dataset_source(x, seed, passes, steps)
+    elif isinstance(x, types.GeneratorType):
         if steps is not None:
-            return generator_source(x)
-        read = ListSource(x) if passes is Passes.VALIDATION else whole_source(x)
-        if read.batches == 0:
+            return validation_source(x, steps) if most is not None else generator_source(x)
+        source = ListSource(x) if passes is Passes.VALIDATION else whole_source(x)
+        if source.batches == 0:
             raise ProgramError("the generator gave no batch: it has ended already, or is empty")
-        return read
-    if not isinstance(x, tf.data.Dataset):
+        return source
+    elif isinstance(x, tf.data.Dataset):
+        source = dataset_source(x, seed, steps)
+        is_known = source.batches is not None or source.is_endless or source.repeats
+        if not is_known and steps is None:
+            return _counted(x, source, seed, tell, is_once=is_once)
+    else:
         raise ProgramError(
             f"fit(x=...) is a {type(x).__name__}: give arrays, a tf.data.Dataset, a "
             "keras.utils.PyDataset or a generator"
         )
-    source = dataset_source(x, seed, steps)
-    is_known = source.batches is not None or source.is_endless or source.repeats
-    if not is_known and steps is None:
-        return _counted(x, source, seed, tell, is_once=is_once)
+    if most is not None and source.is_endless and isinstance(source, ForwardSource):
+        return first_batches(source, most)
     return source
 
 
@@ -146,7 +140,7 @@ def _counted(
     return dataset_source(known, seed, batches)
 
 
-class DatasetSource:
+class DatasetSource(Source):
     """Passes over a dataset, each made anew from its graph.
 
     Args:
@@ -159,6 +153,7 @@ class DatasetSource:
     """
 
     name = _NAME
+    array = staticmethod(np.asarray)
     advice = (
         "give each shuffle a seed (seed=...), take the results in order (deterministic=True), "
         "and let Python functions draw from a generator that begins anew with each pass"
@@ -185,12 +180,9 @@ class DatasetSource:
         """Let passes be made of this graph."""
         self._constants = _take_constants(graph)
         self._made = pass_graph(graph, self._seed)
-        self._begin = _function(self._made, self._constants, self._made.feeds(0, 0))
-
-    @property
-    def has_python(self) -> bool:
+        self.has_python = self._made.has_python
         """Whether functions of Python take part, of which nothing is known."""
-        return self._made.has_python
+        self._begin = _function(self._made, self._constants, self._made.feeds(0, 0))
 
     def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
         """Begin pass ``number``, always at its first batch."""
@@ -209,11 +201,6 @@ class DatasetSource:
             return NumberedRows(self._made, *given)
         except (ValueError, KeyError, IndexError, tf.errors.OpError):
             return None
-
-    def leave(self, number: int, start: int) -> None:
-        """Do nothing: passes are made anew, and the script's dataset is untouched."""
-
-    array = staticmethod(np.asarray)
 
     def _dataset(self, number: int) -> Any:
         feeds = [
@@ -316,13 +303,9 @@ def _bytes_of(tensor: Any) -> int:
 def _function(made: PassGraph, constants: dict[str, Any], feeds: dict[str, Any]) -> Any:
     """Return a function from constants and feeds to the dataset of a pass."""
     inputs = constants | {name: tf.constant(value) for name, value in feeds.items()}
-    names = list(inputs)
 
     def begin(*values: Any) -> Any:
-        mapping = {f"{name}:0": value for name, value in zip(names, values, strict=True)}
-        (variant,) = tf.graph_util.import_graph_def(
-            made.graph, input_map=mapping, return_elements=[f"{made.result}:0"], name=""
-        )
+        (variant,) = imported(made.graph, dict(zip(inputs, values, strict=True)), [made.result])
         return variant
 
     signature = [tf.TensorSpec(value.shape, value.dtype) for value in inputs.values()]

@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -67,12 +67,7 @@ class Flight(Protocol):
     def __enter__(self) -> Flight:
         """Begin."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Wait for every message to end, with success or an error."""
 
 
@@ -146,7 +141,7 @@ class Membership:
         A worker never moves, so survivors keep the names that the launch began with.  ``ask_head``
         returns the number of a world of survivors, or ``REFUSED``.
         """
-        self._me = me
+        self.me = me
         self._clock = clock
         self._ask_head = ask_head
         self.host_of = host_of
@@ -158,11 +153,6 @@ class Membership:
     def is_first(self) -> bool:
         """Whether this worker is rank 0, which writes on behalf of all."""
         return self.communicator.rank == 0
-
-    @property
-    def me(self) -> WorkerId:
-        """This worker's id."""
-        return self._me
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -235,7 +225,7 @@ class Membership:
 
     def _roll_call(self, version: int) -> list[WorkerId]:
         """Return the ids of all members, in rank order, and note their versions."""
-        card = _CARD.pack(self._me, version)
+        card = _CARD.pack(self.me, version)
         cards = self.together(lambda: self.communicator.allgather_bytes(card))
         present = [_CARD.unpack(card) for card in cards]
         self.versions = tuple(found for _, found in present)

@@ -29,6 +29,7 @@ import mmap
 import os
 import secrets
 import struct
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ _HEADER_BYTES = 4096
 _LINE_FLOATS = 16
 """Vectors begin at multiples of 64 bytes: TensorFlow copies all others."""
 
-_LENGTH_BYTES = 2
+_KERNEL_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +247,7 @@ def map_peers(membership: Membership, mine: Sequence[SharedVectors]) -> list[Hos
     is_first = hosts.index(hosts[communicator.rank]) == communicator.rank
     results = [SharedVectors.create(v.floats, 2) for v in mine] if is_first else []
     tickets = [vectors.ticket for vectors in (*mine, *results)]
-    card = _pack([_kernel(), *tickets])
+    card = b"".join([_kernel(), *tickets])
     try:
         cards = membership.together(lambda: communicator.allgather_bytes(card))
         found = _map_host(cards, mine, hosts, communicator.rank)
@@ -264,9 +265,10 @@ def _map_host(
 ) -> list[HostMemory] | None:
     """Return the memory of this host for each of ``mine``, or None if some cannot be mapped."""
     here = [peer for peer, host in enumerate(hosts) if host == hosts[rank]]
-    kernels, offers = zip(*((kernel, offer) for kernel, *offer in map(_unpack, cards)), strict=True)
-    if len({kernels[peer] for peer in here}) > 1:
+    if len({cards[peer][:_KERNEL_BYTES] for peer in here}) > 1:
         return None
+    size = _TICKET.size
+    offers = [[c[i : i + size] for i in range(_KERNEL_BYTES, len(c), size)] for c in cards]
     try:
         found = []
         for kind, own in enumerate(mine):
@@ -285,19 +287,5 @@ def _map_host(
 @functools.lru_cache(maxsize=1)
 def _kernel() -> bytes:
     """Return bytes that are equal only for processes that see each other in ``/proc``."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
-    return boot + b" %d" % os.stat("/proc/self/ns/pid").st_ino
-
-
-def _pack(parts: Sequence[bytes]) -> bytes:
-    return b"".join(len(part).to_bytes(_LENGTH_BYTES, "little") + part for part in parts)
-
-
-def _unpack(joined: bytes) -> list[bytes]:
-    parts, start = [], 0
-    while start < len(joined):
-        length = int.from_bytes(joined[start : start + _LENGTH_BYTES], "little")
-        start += _LENGTH_BYTES
-        parts.append(joined[start : start + length])
-        start += length
-    return parts
+    boot = uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip())
+    return boot.bytes + os.stat("/proc/self/ns/pid").st_ino.to_bytes(8, "little")

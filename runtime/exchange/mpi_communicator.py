@@ -45,7 +45,6 @@ import time
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn
 
 import mpi4py
@@ -302,12 +301,7 @@ class _MpiFlight:
         if self._broken is not None:
             raise WorldBroken(str(self._broken)) from self._broken
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Wait for every request to its own end, then raise if any of them failed."""
         if error is not None and self._broken is None:
             self._revoke()  # an error on this rank must not leave the peers waiting

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -95,6 +95,10 @@ _LEAST_BUCKET_FLOATS, _MOST_BUCKET_FLOATS = 64 * 1024, 128 * 1024
 """256 and 512 KiB: shorter messages cost more by the byte, and longer ones overlap worse."""
 
 _PLACE_TAG, _ROOT_TAG, _TOTAL_TAG = 1, 2, 3
+
+
+_SumMethod: TypeAlias = Callable[[Sequence[FloatVector], Callable[[], None]], Sum]
+"""One way to sum vectors of one size over one world by one plan; keeps its buffers."""
 
 
 class Exchange:
@@ -151,22 +155,22 @@ class Exchange:
         way = self._ways.get(work)
         if way is None:
             way = self._ways[work] = self._way(work, assignment)
-        return self._quiet.run(way.run, roots, posted)
+        return self._quiet.run(way, roots, posted)
 
     def _way(self, work: Work, assignment: Assignment) -> _SumMethod:
         communicator = self._membership.communicator
         plan = plan_reduction(assignment, self._membership.world, self._microbatches)
         if communicator.size == 1 and len(plan.roots) == 1:
-            return _LoneRoot()
+            return _lone_root
         memory, size = self._memory.get(work), self._offers[work].floats
         if memory is None:
             memory = HostMemory.alone(communicator.size, size)
         if memory.is_common:
-            return _SharedMemorySum(communicator, plan, memory, size)
+            return _SharedMemorySum(communicator, plan, memory, size).run
         most = 1 + max(place for _, place in plan.places)
         if _is_short(memory.hosts, most * size):
-            return _GatheredSum(communicator, plan, size)
-        return _TwoLevelSum(communicator, plan, memory, size)
+            return _GatheredSum(communicator, plan, size).run
+        return _TwoLevelSum(communicator, plan, memory, size).run
 
 
 def _is_short(hosts: Sequence[int], floats: int) -> bool:
@@ -177,20 +181,10 @@ def _is_short(hosts: Sequence[int], floats: int) -> bool:
     return max(here * (ranks - here) for here in workers) * floats <= GATHERED_FLOATS // 8
 
 
-class _SumMethod(Protocol):
-    """One way to sum vectors of one size over one world by one plan; keeps its buffers."""
-
-    def run(self, roots: Sequence[FloatVector], posted: Callable[[], None]) -> Sum:
-        """Return the sum."""
-
-
-class _LoneRoot:
-    """One rank has the one root of all microbatches: it is the sum."""
-
-    def run(self, roots: Sequence[FloatVector], posted: Callable[[], None]) -> Sum:
-        """Return the root."""
-        posted()
-        return Sum(roots[0], is_finite(roots[0]))
+def _lone_root(roots: Sequence[FloatVector], posted: Callable[[], None]) -> Sum:
+    """Return the one root of all microbatches: it is the sum."""
+    posted()
+    return Sum(roots[0], is_finite(roots[0]))
 
 
 class _SharedMemorySum:

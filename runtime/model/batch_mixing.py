@@ -312,14 +312,14 @@ class MeasuredValues:
 
     @staticmethod
     def of(
-        metrics: Iterable[Any],
+        metrics: Iterable[tuple[str, tuple[Any, ...]]],
         whole: SampleTrial,
         parts: tuple[SampleTrial, SampleTrial],
         tolerance: float,
     ) -> MeasuredValues:
         """Return what was found with a batch and with two parts of it.
 
-        The variables of one metric belong together.
+        ``metrics`` are names and variables; the variables of one metric belong together.
         """
         one, other = parts
         share, other_share = (part.samples / whole.samples for part in parts)
@@ -327,14 +327,14 @@ class MeasuredValues:
         odd_metrics: list[str] = []
         summed: list[str] = []
         odd: list[str] = []
-        for metric in metrics:
-            own = range(len(weighted), len(weighted) + len(metric.variables))
+        for name, variables in metrics:
+            own = range(len(weighted), len(weighted) + len(variables))
             values = [[of.metrics[str(n)] for of in (whole, *parts)] for n in own]
             added = sum(_distance(m, m1 + m2) for m, m1, m2 in values)
             mean = sum(_distance(m, share * m1 + other_share * m2) for m, m1, m2 in values)
             weighted += [mean < added] * len(values)
             if min(mean, added) > tolerance * len(values):
-                odd_metrics.append(metric.name)
+                odd_metrics.append(name)
         for name, number in whole.numbers.items():
             n1, n2 = one.numbers[name], other.numbers[name]
             is_finite = all(np.isfinite(value).all() for value in (number, n1, n2))
@@ -396,11 +396,8 @@ class StepTrials:
 
 def try_step(step: OwnStep, first: Microbatch) -> StepTrials:
     """Try a script's step on some samples of a microbatch, and on two parts of them."""
-
-    def run(batch: Batch, values: _Changed) -> SampleTrial:
-        return _captured(step, batch, values)
-
     cut, tolerance = _cut(first.samples), _tolerance(step.model, _OF_A_STEP)
+    run = functools.partial(_captured, step)
     probe = Probe(first, cut, run)
     whole, parts = probe["whole"], (probe["one"], probe["other"])
     metrics = leaf_metrics(step.model.metrics)

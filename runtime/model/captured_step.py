@@ -193,12 +193,6 @@ class OwnStep:
         return f"{type(self.model).__name__}.{self.method}"
 
     @property
-    def function(self) -> Callable[[Any], Any]:
-        """The step itself, which takes a batch."""
-        function: Callable[[Any], Any] = getattr(self.model, self.method)
-        return function
-
-    @property
     def seeds(self) -> int:
         """How many pairs of integers a call draws from."""
         return len(self.generators) + 1
@@ -220,7 +214,7 @@ class OwnStep:
         if seeds is not None:
             drawn = enumerate(self.generators)
             mapping += [(v, tf.cast(seeds[i], v.dtype)) for i, v in drawn]
-        captured = CapturedStep(_Scope(mapping), metrics, self.generators)
+        captured = CapturedStep(_Scope(mapping), metrics, self.generators, starts=self.starts)
         with ExitStack() as stack:
             generators = len(self.generators)
             draws = equal_draws() if seeds is None else draws_from(seeds[generators])
@@ -228,21 +222,17 @@ class OwnStep:
             stack.enter_context(caught_calls(lambda call: handle(captured, call)))
             captured.results = stack.enter_context(noted_results(self.model.metrics))
             stack.enter_context(captured.scope)
-            captured.logs = self._call(batch, captured.scope)
+            try:
+                captured.logs = getattr(self.model, self.method)(data_of(batch))
+            except AttributeError as error:
+                model_rules.check_gradients_of(captured.scope.assigned.values(), self.name, error)
+                raise
         # Keras resets and shows its own loss only if it is among the model's metrics.
         own_loss = getattr(self.model._loss_tracker, "variables", ())
         unseen = {id(v) for v in own_loss}.difference(map(id, metrics))
         assigned = captured.scope.assigned.items()
         captured.assigned = {key: at for key, at in assigned if key not in unseen}
-        captured.starts = self.starts
         return captured
-
-    def _call(self, batch: Batch, scope: Any) -> Any:
-        try:
-            return self.function(data_of(batch))
-        except AttributeError as error:
-            model_rules.check_gradients_of(scope.assigned.values(), self.name, error)
-            raise
 
     def discover(self, batch: Batch) -> None:
         """Trace the step once, so that all variables are made as ``fit`` makes them.
@@ -250,26 +240,22 @@ class OwnStep:
         Raises:
             ProgramError: the model runs eagerly, and its step cannot be traced.
         """
-        try:
-            self._trace(batch)
-        except ProgramError:
-            raise
-        except Exception as error:  # of the script
-            model_rules.check_traceable(self.model, self.method, error)
-            raise
-
-    def _trace(self, batch: Batch) -> None:
 
         def trace(*tensors: Any) -> None:
             flat = iter(tensors)
             whole = keras.tree.map_structure(lambda _: next(flat), data_of(batch))
             with caught_calls(lambda call: _build(call, self.name)):
-                self.function(whole)
+                getattr(self.model, self.method)(whole)
 
         flat = [t for t in keras.tree.flatten(data_of(batch)) if t is not None]
-        tf.function(trace, autograph=False).get_concrete_function(
-            *(tf.TensorSpec.from_tensor(tensor) for tensor in flat)
-        )
+        specifications = map(tf.TensorSpec.from_tensor, flat)
+        try:
+            tf.function(trace, autograph=False).get_concrete_function(*specifications)
+        except ProgramError:
+            raise
+        except Exception as error:  # of the script
+            model_rules.check_traceable(self.model, self.method, error)
+            raise
 
 
 class _Scope(keras.StatelessScope):  # type: ignore[misc]  # Keras finds its scope by this type

@@ -41,7 +41,6 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -53,7 +52,7 @@ from holdfast.recovery.reduction import FloatVector
 from holdfast.runtime.errors import JobError, ProgramError
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing
-from holdfast.runtime.model.graph_replica import GraphReplica
+from holdfast.runtime.model.graph_replica import GraphReplica, constant
 from holdfast.runtime.model.graphs import VectorPlace, flat_graph, shape_key
 from holdfast.runtime.model.model_contributor import ModelContributor
 from holdfast.runtime.model.replica import Microbatch, Replica
@@ -98,13 +97,13 @@ class LoneReplica(GraphReplica):
             self._step(last, _Effect.ALWAYS)
 
     def _gradients(self) -> Iterable[tuple[Any, Sequence[VectorPlace]]]:
-        return [(self._model.optimizer, [_GRADIENTS])]
+        return [(self.model.optimizer, [_GRADIENTS])]
 
     def _make_ready(self) -> int:
         return _MARKS
 
     def _step(self, batch: Microbatch, effect: _Effect) -> Any:
-        (vector,) = self._run(batch, 0, _order(effect, batch.samples))
+        (vector,) = self._run(batch, 0, constant(effect, batch.samples))
         return np.asarray(vector)
 
     def _trace(self, batch: Microbatch, turn: int | None) -> Any:
@@ -153,12 +152,6 @@ def _mark(tensors: Sequence[Any]) -> Any:
     return tf.where(are_finite, 0.0, np.nan)
 
 
-@functools.lru_cache(maxsize=16)
-def _order(effect: _Effect, samples: int) -> Any:
-    """Return the input of a step beside its batch; steps have one or two numbers of samples."""
-    return tf.constant([effect, samples], tf.float32)
-
-
 def replica_of_keras(
     model: Any,
     first: Microbatch,
@@ -201,24 +194,10 @@ _RATE = 3
 """In the parts of a replica: the learning rate, behind what says when Keras makes new graphs."""
 
 _PLACE = "_holdfast_kept_replica"
-"""The attribute of the model: so a model and its replica are forgotten together."""
+"""The attribute of the model: so a model and its replica are forgotten together.
 
-
-@dataclass(frozen=True, slots=True)
-class _KeptReplica:
-    """A replica, and what its graphs were made of."""
-
-    replica: Replica
-    parts: tuple[Any, ...]
-    shapes: tuple[Any, ...]
-
-    def is_for(self, parts: tuple[Any, ...], shapes: tuple[Any, ...]) -> bool:
-        """Return whether graphs of these objects and shapes would be the same."""
-        return (
-            len(parts) == len(self.parts)
-            and all(one is other for one, other in zip(self.parts, parts, strict=True))
-            and shapes == self.shapes
-        )
+It holds the replica, and the objects and shapes that its graphs were made of.
+"""
 
 
 def kept_replica(
@@ -237,21 +216,21 @@ def kept_replica(
     Raises:
         ProgramError: the model cannot be trained on several workers, as one sentence tells.
     """
-    kept = getattr(model, _PLACE, None)
+    kept: tuple[Replica, tuple[Any, ...], tuple[Any, ...]] | None = getattr(model, _PLACE, None)
+    parts = _parts(model)
     own_loss = getattr(model.compute_loss, "__func__", None) is not keras.Model.compute_loss
     evaluates = evaluates or not own_loss  # Keras's own is alike in training and validation
     shapes = (mixing, shape_key(first.rows(slice(1))), evaluates)  # batches may have any size
-    if kept is not None and kept.is_for(_parts(model), shapes):
-        replica: Replica = kept.replica
-        return replica
-    if kept is not None and _has_another_rate(kept.parts, _parts(model)):
+    if kept is not None and kept[2] == shapes and [*map(id, kept[1])] == [*map(id, parts)]:
+        return kept[0]
+    if kept is not None and _has_another_rate(kept[1], parts):
         tell(
             f"the schedule of the learning rate of {model.name!r} has changed since compile(): "
             "that takes effect here; in plain Keras it does so only after the next compile()"
         )
     made = replica_of_keras(model, first, mixing, validated, evaluates=evaluates)
     if not has_own_step(model):  # which has a state of its own
-        object.__setattr__(model, _PLACE, _KeptReplica(made, _parts(model), shapes))
+        object.__setattr__(model, _PLACE, (made, _parts(model), shapes))
     return made
 
 
@@ -283,7 +262,8 @@ _STEP = "_holdfast_step"
 """The attribute of a function of Keras that runs a step: the step."""
 
 _TRACED = "_holdfast_traced"
-"""The attribute of a model: as what it was traced."""
+"""The attribute of a model: its configuration and function when it was traced, and what of its
+layers was trainable then."""
 
 
 def overrides(owner: Any, name: str, *bases: type) -> bool:
@@ -344,15 +324,6 @@ def make_functions(model: Any, *, validates: bool) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Traced:
-    """What the graphs of a model were made of, and which of its layers were trainable then."""
-
-    config: Any
-    train_function: Any
-    trainable: Mapping[Any, bool]
-
-
 @contextlib.contextmanager
 def as_traced(model: Any, tell: Callable[[str], None], *, validates: bool) -> Iterator[None]:
     """Train a model within this: its functions are made, and what was trainable is so again.
@@ -369,7 +340,7 @@ def as_traced(model: Any, tell: Callable[[str], None], *, validates: bool) -> It
     make_functions(model, validates=validates)
     now = {layer: layer.trainable for layer in model._flatten_layers()}
     wanted = _wanted(model, now, was_traced=was_traced)
-    object.__setattr__(model, _TRACED, _Traced(model._compile_config, model.train_function, wanted))
+    object.__setattr__(model, _TRACED, (model._compile_config, model.train_function, wanted))
     if now == wanted:
         yield
         return
@@ -389,15 +360,13 @@ def as_traced(model: Any, tell: Callable[[str], None], *, validates: bool) -> It
 
 def _wanted(model: Any, now: Mapping[Any, bool], *, was_traced: bool) -> Mapping[Any, bool]:
     """Return which layers are trainable in the graphs that Keras has, or would make now."""
-    traced: _Traced | None = getattr(model, _TRACED, None)
-    if traced is not None and traced.config is not model._compile_config:
-        traced = None
-    if traced is not None and traced.train_function is model.train_function:
-        known = traced.trainable
-    elif (was_traced and traced is None) or (model.weights and not model.trainable_weights):
+    config, function, known = getattr(model, _TRACED, (None, None, {}))
+    is_of_now = config is model._compile_config
+    if not is_of_now or function is not model.train_function:
+        is_frozen = model.weights and not model.trainable_weights
+        if not is_frozen and (is_of_now or not was_traced):
+            return now
         known = model._compiled_trainable_state
-    else:
-        return now
     return {layer: known.get(layer, is_so) for layer, is_so in now.items()}
 
 

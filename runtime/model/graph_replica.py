@@ -49,7 +49,7 @@ from holdfast.runtime.model.graphs import (
     shape_key,
     tensor_at,
 )
-from holdfast.runtime.model.loss import LossScale
+from holdfast.runtime.model.loss import skips_overflow
 from holdfast.runtime.model.replica import ContributionShape, EpochSums, Microbatch
 from holdfast.runtime.model.step_facts import GraphFacts, StepFacts, step_facts
 
@@ -174,7 +174,8 @@ class GraphReplica:
         first: Microbatch,
         validated: Microbatch | None = None,
     ) -> None:
-        self._model = model
+        self.model = model
+        """The Keras model itself; treat it as read-only."""
         self._of_step = contributor
         self._kind = first.kind
         self._facts: tuple[tuple[Any, ...], GraphFacts] = (), GraphFacts()
@@ -187,17 +188,8 @@ class GraphReplica:
             self._graph(validated, None)
         contributor.learn(validated)
         self._updates: list[Any] = []
-        self._shape = ContributionShape(self._make_ready(), contributor.metrics)
-
-    @property
-    def model(self) -> Any:
-        """The Keras model itself; treat it as read-only."""
-        return self._model
-
-    @property
-    def shape(self) -> ContributionShape:
+        self.shape = ContributionShape(self._make_ready(), contributor.metrics)
         """Sizes of a contribution."""
-        return self._shape
 
     @property
     def turn(self) -> int:
@@ -224,8 +216,8 @@ class GraphReplica:
         """Return what the step is made of; graphs are read once, for a script with many ``fit``."""
         graphs = self.graphs
         if self._facts[0] != graphs:
-            self._facts = graphs, GraphFacts.of(graphs, self._model)
-        return step_facts(self._model, self._facts[1], graphs)
+            self._facts = graphs, GraphFacts.of(graphs, self.model)
+        return step_facts(self.model, self._facts[1], graphs)
 
     def prepare(self, batch: Microbatch) -> None:
         """Make and run once the graphs for microbatches of this shape, without any effect.
@@ -233,11 +225,11 @@ class GraphReplica:
         Other graphs are made at their first use.  That may be in the middle of a recovery,
         if the worker has adopted a microbatch of another shape.
         """
-        scratch = aligned_vector(self._shape.total)
+        scratch = aligned_vector(self.shape.total)
         for turn in range(self._of_step.turns if batch.kind == self._kind else 0):
             self._write(batch, turn, scratch)
         if self._of_step.validates in (None, batch.kind):
-            self.evaluate(batch, scratch[: self._shape.metrics])
+            self.evaluate(batch, scratch[: self.shape.metrics])
 
     def contribute(self, batch: Microbatch, out: FloatVector) -> None:
         """Write the sums of the turn in hand over ``batch``."""
@@ -250,8 +242,8 @@ class GraphReplica:
 
     def apply(self, total: FloatVector, samples: int) -> None:
         """Update weights, optimizers and state from the total of the turn in hand."""
-        turn, metrics = self.turn, total[self._shape.gradient :]
-        divisors = _constant(*self._of_step.divisors(samples, metrics))
+        turn, metrics = self.turn, total[self.shape.gradient :]
+        divisors = constant(*self._of_step.divisors(samples, metrics))
         self._updates[turn](divisors, self._borrowed.rows(total))
         self._of_step.applied(metrics)
 
@@ -262,11 +254,11 @@ class GraphReplica:
         skips such a step.
         """
         finite = np.isfinite(total)
-        finite[self._shape.gradient :][self._of_step.only_shown] = True
+        finite[self.shape.gradient :][self._of_step.only_shown] = True
         for optimizer, places in self._gradients():
             graded = [finite[place.start : place.stop] for place in places]
             if not all(of_tensor.all() for of_tensor in graded):
-                if not LossScale(optimizer).skips_overflow:
+                if not skips_overflow(optimizer):
                     return False
                 for of_tensor in graded:
                     of_tensor[:] = True
@@ -282,8 +274,8 @@ class GraphReplica:
 
     def finish(self) -> None:
         """Replace the weights by their averages if the optimizer averages them, as fit does."""
-        if self._model.optimizer.built:
-            self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
+        if self.model.optimizer.built:
+            self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
 
     def state(self) -> Tensors:
         """Return views of all tensors, which are read-only and keep their values.
@@ -325,7 +317,7 @@ class GraphReplica:
     def _write(self, batch: Microbatch, turn: int, out: FloatVector) -> None:
         """Write the sums of a turn over ``batch``, and change nothing."""
         *tensors, metrics = self._run(batch, turn)
-        size = self._shape.gradient
+        size = self.shape.gradient
         self._layouts[turn].write(out[:size], tensors)
         out[size:] = self._of_step.measured(np.asarray(metrics), batch.share, training=True)
 
@@ -402,7 +394,7 @@ class GraphReplica:
         return flat_graph(update, divisors, self._borrowed.specification)
 
 
-@functools.lru_cache(maxsize=8)
-def _constant(*divisors: Any) -> Any:
+@functools.lru_cache(maxsize=16)
+def constant(*numbers: Any) -> Any:
     """Return what sums are divided by as a tensor; steps mostly have one or two of them."""
-    return tf.constant(divisors, tf.float32)
+    return tf.constant(numbers, tf.float32)

@@ -151,16 +151,12 @@ class GraphCache:
     def get(self, key: Hashable, trace: Callable[[], Any]) -> Any:
         """Return the graph for ``key``; ``trace`` makes it if it is not there."""
         graph = self._graphs.get(key)
-        if graph is None:
-            graph = self._traced_graph(trace)
-            self._graphs[key] = graph
-            if len(self._graphs) > MOST_KEPT:
-                del self._graphs[next(iter(self._graphs))]
-        return graph
-
-    def _traced_graph(self, trace: Callable[[], Any]) -> Any:
+        if graph is not None:
+            return graph
         begin = self._clock()
-        graph = trace()
+        graph = self._graphs[key] = trace()
+        if len(self._graphs) > MOST_KEPT:
+            del self._graphs[next(iter(self._graphs))]
         self._seconds += self._clock() - begin
         self._traced += 1
         if self._traced == TOLD_AT:
@@ -206,11 +202,9 @@ class VectorLayout:
     @functools.cached_property
     def padding(self) -> tuple[slice, ...]:
         """The stretches of the vector that belong to no tensor."""
-        stops = [place.stop for place in self.places]
-        starts = [place.start for place in self.places[1:]] + [self.size] * bool(self.places)
-        return tuple(
-            slice(stop, start) for stop, start in zip(stops, starts, strict=True) if stop < start
-        )
+        starts = [*(place.start for place in self.places[1:]), self.size]
+        gaps = ((place.stop, start) for place, start in zip(self.places, starts, strict=False))
+        return tuple(slice(stop, start) for stop, start in gaps if stop < start)
 
     def write(self, out: FloatVector, tensors: Sequence[Any]) -> None:
         """Write tensors at their places, and zeros elsewhere."""
@@ -311,13 +305,11 @@ class Batch:
     def of(microbatch: Microbatch, tensors: Sequence[Any] | None = None) -> Batch:
         """Return a microbatch as tensors, or the given tensors in the microbatch's structure."""
         flat = iter(flat_tensors(microbatch) if tensors is None else tensors)
-        parts = (microbatch.x, microbatch.y, microbatch.weights)
-        return Batch(*(pack(part, flat) for part in parts))
+        return Batch(*pack(microbatch.parts, flat))
 
     def mapped(self, change: Callable[[Any], Any]) -> Batch:
         """Return the batch with ``change`` of each tensor."""
-        parts = (self.x, self.y, self.weights)
-        return Batch(*(map_leaves(change, part) for part in parts))
+        return Batch(*map_leaves(change, (self.x, self.y, self.weights)))
 
     @property
     def targets(self) -> Nest:
@@ -360,21 +352,17 @@ def flat_graph(function: Callable[..., Any], *specifications: Any) -> FlatGraph:
 
 def flat_tensors(microbatch: Microbatch) -> list[Any]:
     """Return all arrays of a microbatch as tensors."""
-    return [_tensor(array) for array in _arrays(microbatch)]
+    return [_tensor(array) for array in leaves(microbatch.parts)]
 
 
 def flat_specifications(microbatch: Microbatch) -> list[Any]:
     """Return shapes and dtypes of ``flat_tensors``."""
-    return [tf.TensorSpec.from_tensor(_tensor(array)) for array in _arrays(microbatch)]
+    return [tf.TensorSpec.from_tensor(tensor) for tensor in flat_tensors(microbatch)]
 
 
 def shape_key(microbatch: Microbatch) -> Hashable:
     """Return structure, shapes and dtypes of a microbatch: two that agree share a graph."""
-    return structure_key((microbatch.x, microbatch.y, microbatch.weights))
-
-
-def _arrays(microbatch: Microbatch) -> list[Any]:
-    return leaves((microbatch.x, microbatch.y, microbatch.weights))
+    return structure_key(microbatch.parts)
 
 
 def _tensor(array: Any) -> Any:

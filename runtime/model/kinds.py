@@ -22,8 +22,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.model.model_rules import is_whole
 
-Values = Mapping[str, npt.NDArray[np.float64]]
+_Values = npt.NDArray[np.float64]
+
+Values = Mapping[str, _Values]
 """Variables by path, updated from zero with some samples."""
 
 
@@ -59,53 +62,19 @@ class MetricKinds:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class LeafMetric:
-    """A metric that holds variables; those of metrics within it belong to these."""
+def leaf_metrics(metrics: Iterable[Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield the names and variables of metrics and of those within them, in their order.
 
-    name: str
-    variables: tuple[Any, ...]
-
-
-def leaf_metrics(metrics: Iterable[Any]) -> Iterator[LeafMetric]:
-    """Yield metrics and those within them, in the order of their variables."""
+    Variables of a metric within another belong to the inner one.
+    """
     for metric in metrics:
         inner: tuple[Any, ...] = tuple(
             getattr(metric, "metrics", ()) or getattr(metric, "_metrics", ())
         )
         within = {id(v) for found in inner for v in found.variables}
-        own = tuple(v for v in metric.variables if id(v) not in within)
-        if own:
-            yield LeafMetric(metric.name, own)
+        if own := tuple(v for v in metric.variables if id(v) not in within):
+            yield metric.name, own
         yield from leaf_metrics(inner)
-
-
-@dataclass(frozen=True, slots=True)
-class _Metric:
-    """One metric, and its variables by what became of them with each sample twice."""
-
-    name: str
-    same: Sequence[str]
-    doubled: Sequence[str]
-    other: Sequence[str]
-    nothing: Sequence[str]
-    """Those that the samples have left at zero, or not finite, which tells nothing."""
-
-    @staticmethod
-    def of(metric: LeafMetric, once: Values, twice: Values) -> _Metric:
-        found: dict[str, list[str]] = {"same": [], "doubled": [], "other": [], "nothing": []}
-        for path in (variable.path for variable in metric.variables):
-            if path in once:
-                found[_change(once[path], twice[path])].append(path)
-        return _Metric(metric.name, **found)
-
-    @property
-    def by_batch(self) -> list[str]:
-        """Variables that count batches; what tells nothing by itself goes with the others."""
-        if not (self.same or self.other):
-            return []
-        unclear = [] if self.doubled else [*self.other, *self.nothing]
-        return [*self.same, *unclear]
 
 
 def metric_kinds(
@@ -122,28 +91,38 @@ def metric_kinds(
         twice: their variables after each of these twice.
         try_more: returns them after other samples, and after both; called at need only.
     """
-    tried = [_Metric.of(metric, once, twice) for metric in leaf_metrics(metrics)]
-    suspects = [metric for metric in tried if metric.by_batch or metric.other]
+    suspects = []
+    for name, variables in leaf_metrics(metrics):
+        found: dict[str, list[str]] = {"same": [], "doubled": [], "other": [], "nothing": []}
+        for path in (v.path for v in variables if v.path in once):
+            found[_change(once[path], twice[path])].append(path)
+        by_batch = found["same"]
+        if (by_batch or found["other"]) and not found["doubled"]:
+            # What tells nothing by itself goes with the others.
+            by_batch = [*by_batch, *found["other"], *found["nothing"]]
+        if by_batch or found["other"]:
+            suspects.append((name, by_batch, found))
     if not suspects:
         return MetricKinds()
     other, both = try_more()
+    of_parts = [
+        name
+        for name, by_batch, found in suspects
+        if found["other"] or not all(_is_mean(once, other, both, p) for p in by_batch)
+    ]
+    summed = [path for _, _, found in suspects if found["same"] for path in found["doubled"]]
     return MetricKinds(
-        frozenset(path for metric in suspects for path in metric.by_batch),
-        tuple(
-            dict.fromkeys(
-                metric.name
-                for metric in suspects
-                if metric.other or not all(_is_mean(once, other, both, p) for p in metric.by_batch)
-            )
-        ),
-        frozenset(path for metric in suspects if metric.same for path in metric.doubled),
+        frozenset(path for _, by_batch, _ in suspects for path in by_batch),
+        tuple(dict.fromkeys(of_parts)),
+        frozenset(summed),
     )
 
 
-def _change(once: npt.NDArray[np.float64], twice: npt.NDArray[np.float64]) -> str:
+def _change(once: _Values, twice: _Values) -> str:
+    """Return what becomes of a variable if each sample is there twice."""
     is_finite = bool(np.isfinite([once, twice]).all())
     if not is_finite or not (np.any(once) or np.any(twice)):
-        return "nothing"
+        return "nothing"  # zeros tell nothing
     if np.allclose(once, twice, rtol=_NEAR):
         return "same"
     return "doubled" if np.allclose(2 * once, twice, rtol=_NEAR) else "other"
@@ -158,8 +137,6 @@ def _is_mean(one: Values, other: Values, both: Values, path: str) -> bool:
     mean = (one[path] + other[path]) / 2
     return bool(np.allclose(mean, both[path], rtol=_NEAR, atol=_NEAR * np.abs(mean).max()))
 
-
-_Values = npt.NDArray[np.float64]
 
 _OF_A_SHIFT, _ROUNDING = 2e-2, 1e-5
 """Tolerances, of the shift and of the values themselves."""
@@ -234,7 +211,8 @@ def state_kinds(
         parts: the shares of the batch's two parts, and what each of these has left.
         twice: what a batch has left that has each sample of the first part twice.
         tolerance: that of the trials.
-        try_with: tries the first part once more, with other values of some variables.
+        try_with: tries the first part once more, with other values of some variables; that tells
+            sums from those that decay.
     """
     (share, one), (other_share, other) = parts
     before = {v.path: np.asarray(v.value, np.float64) for v in variables if v.path in whole}
@@ -243,31 +221,16 @@ def state_kinds(
         if all(path in found for found in (before, one, other, twice)):
             of_parts = (share, one[path]), (other_share, other[path])
             kinds[path] = state_kind(before[path], value, of_parts, twice[path], tolerance)
-    return sums_tried_again(kinds, variables, one, try_with)
-
-
-def sums_tried_again(
-    kinds: Mapping[str, StateKind],
-    variables: Iterable[Any],
-    after: Mapping[str, _Values],
-    try_with: Callable[[Sequence[tuple[Any, Any]]], Mapping[str, _Values]],
-) -> dict[str, StateKind]:
-    """Return the kinds by path, after one more trial that tells sums from those that decay.
-
-    ``after`` is what a trial has left in the variables.  ``try_with`` tries the same samples once
-    more, with other values of some variables, and returns what is left then.
-    """
     sums = [variable for variable in variables if kinds.get(variable.path) is StateKind.SUM]
     if not sums:
-        return dict(kinds)
+        return kinds
     shifted = [tf.cast(tf.cast(v.value, tf.float64) + _SHIFT, v.dtype) for v in sums]
     again = try_with(list(zip(sums, shifted, strict=True)))
-    found = dict(kinds)
     for path in (variable.path for variable in sums):
-        lost = norm(again[path] - after[path] - _SHIFT)
-        is_kept = lost <= _OF_A_SHIFT * _SHIFT + _ROUNDING * norm(after[path])
-        found[path] = StateKind.SUM if is_kept else StateKind.DECAYED_SUM
-    return found
+        lost = norm(again[path] - one[path] - _SHIFT)
+        if lost > _OF_A_SHIFT * _SHIFT + _ROUNDING * norm(one[path]):
+            kinds[path] = StateKind.DECAYED_SUM
+    return kinds
 
 
 def travelling(variable: Any, value: Any, samples: float, kind: StateKind) -> Any:
@@ -321,11 +284,6 @@ def notices_of(kinds: Mapping[str, StateKind]) -> tuple[str, ...]:
         for path, kind in kinds.items()
         if kind in odd
     )
-
-
-def is_whole(variable: Any) -> bool:
-    """Return whether the variable holds integers, or truth values."""
-    return bool(variable.dtype == "bool" or variable.dtype.startswith(("int", "uint")))
 
 
 def _moves_by_difference(variable: Any, kind: StateKind) -> bool:

@@ -61,30 +61,18 @@ LEAST_SCALE = 2.0**-24
 """The least number of float16: a smaller scale cannot be what the gradients need."""
 
 
-class LossScale:
-    """How a model's optimizer scales the loss."""
+def has_dynamic_scale(optimizer: Any) -> bool:
+    """Return whether an optimizer skips steps whose gradients overflow, and scales the loss so."""
+    return hasattr(optimizer, "dynamic_growth_steps")
 
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
 
-    @property
-    def is_dynamic(self) -> bool:
-        """Whether the optimizer skips steps whose gradients overflow."""
-        return hasattr(self._optimizer, "dynamic_growth_steps")
+def skips_overflow(optimizer: Any) -> bool:
+    """Return whether an optimizer skips a step whose gradients are not finite.
 
-    def factor(self) -> Any:
-        """Return what the optimizer multiplies a loss by."""
-        return self._optimizer.scale_loss(tf.constant(1.0))
-
-    @property
-    def skips_overflow(self) -> bool:
-        """Whether the optimizer skips a step whose gradients are not finite.
-
-        A scale that has been halved very often already is not their cause.
-        """
-        if not self.is_dynamic:
-            return False
-        return float(np.asarray(self._optimizer.dynamic_scale.value)) >= LEAST_SCALE
+    A scale that has been halved very often already is not their cause.
+    """
+    is_scaled = has_dynamic_scale(optimizer)
+    return is_scaled and float(np.asarray(optimizer.dynamic_scale.value)) >= LEAST_SCALE
 
 
 class TermKind(Enum):
@@ -342,17 +330,8 @@ def _product(factor: Any, value: Any) -> Any:
 
 _LOSS = 0
 
-
-@dataclass(frozen=True, slots=True)
-class _Quotient:
-    """An entry to which ``factor * numerator / denominator`` is added when a batch is settled."""
-
-    target: int
-    numerator: int
-    factor: int | None
-    """Entry of the factor, None for the samples of the batch."""
-    denominator: int | None
-    """Entry of the denominator, None for 1."""
+_SAMPLES, _ONE = -2, -1
+"""What stands behind the entries when a batch is settled: its samples, and 1."""
 
 
 class Measures(EpochSums):
@@ -372,14 +351,13 @@ class Measures(EpochSums):
         sizes = [math.prod(v.shape) for v in variables]
         self._starts = (1 + np.cumsum([0, *sizes])).tolist()
         self._entries: dict[Hashable, int] = {}
-        self._quotients: list[_Quotient] = []
-        self._scaled = [
-            i for n in self._by_batch for i in range(self._starts[n], self._starts[n + 1])
-        ]
+        self._quotients: list[tuple[int, ...]] = []
+        """To the first entry is added second * third / fourth when a batch is settled."""
         self._carried = tuple(carried)
-        self._places = [
-            i for n in self._carried for i in range(self._starts[n], self._starts[n + 1])
-        ]
+        self._scaled, self._places = (
+            [i for n in numbers for i in range(self._starts[n], self._starts[n + 1])]
+            for numbers in (self._by_batch, self._carried)
+        )
         self._since = [self._entry(("carried", place)) for place in self._places]
         self._is_fixed = False
 
@@ -423,9 +401,9 @@ class Measures(EpochSums):
                 extra[name, "numerator"] = numerator
             if part.kind is TermKind.RATIO:
                 extra[name, "denominator"] = part.denominator
-                self._quotient(_LOSS, (name, "numerator"), None, (name, "denominator"))
+                self._quotient(_LOSS, (name, "numerator"), _SAMPLES, (name, "denominator"))
             elif part.kind is TermKind.SUM:
-                self._quotient(_LOSS, (name, "numerator"), None, None)
+                self._quotient(_LOSS, (name, "numerator"), _SAMPLES, _ONE)
         flat = [
             tf.reshape(self._traced(n, value, loss, samples, extra), [-1])
             for n, value in enumerate(values)
@@ -440,14 +418,12 @@ class Measures(EpochSums):
         """Return what the sums over one batch of ``samples`` samples add to those of an epoch."""
         if self.is_additive:
             return sums
-        settled: Sums = sums.copy()
+        settled = np.append(sums, (samples, 1.0))
         settled[self._scaled] /= samples
-        for quotient in self._quotients:
-            divisor = 1.0 if quotient.denominator is None else settled[quotient.denominator]
-            factor = samples if quotient.factor is None else settled[quotient.factor]
-            if divisor != 0:
-                settled[quotient.target] += factor * settled[quotient.numerator] / divisor
-        return settled
+        for target, numerator, factor, denominator in self._quotients:
+            if settled[denominator] != 0:
+                settled[target] += settled[factor] * settled[numerator] / settled[denominator]
+        return settled[:_SAMPLES]
 
     def first_sums(self, size: int) -> Sums:
         """Return the sums with which a training begins: what carried variables hold by now."""
@@ -488,31 +464,19 @@ class Measures(EpochSums):
                 value -= slope * tf.cast(leaf, tf.float32)
                 extra[key, "factor"], extra[key, "numerator"] = slope * scale, numerator
                 part = name[0]
-                below = (part, "denominator") if (part, "denominator") in extra else None
+                below = (part, "denominator") if (part, "denominator") in extra else _ONE
                 self._quotient(self._starts[n], (key, "numerator"), (key, "factor"), below)
-                if scale != 1.0:
-                    self._scaled_entry((key, "factor"))
+                if scale != 1.0 and not self._is_fixed:
+                    self._scaled.append(self._entry((key, "factor")))
         return value * scale
 
-    def _quotient(
-        self, target: int, numerator: Hashable, factor: Hashable, denominator: Hashable
-    ) -> None:
+    def _quotient(self, target: int, *names: Hashable) -> None:
         if not self._is_fixed:
-            entry = self._entry
-            self._quotients.append(
-                _Quotient(
-                    target,
-                    entry(numerator),
-                    None if factor is None else entry(factor),
-                    None if denominator is None else entry(denominator),
-                )
-            )
-
-    def _scaled_entry(self, name: Hashable) -> None:
-        if not self._is_fixed:
-            self._scaled.append(self._entry(name))
+            self._quotients.append((target, *map(self._entry, names)))
 
     def _entry(self, name: Hashable) -> int:
+        if isinstance(name, int):
+            return name
         return self._entries.setdefault(name, int(self._starts[-1]) + len(self._entries))
 
     def _tail(self, extra: dict[Hashable, Any]) -> list[Any]:

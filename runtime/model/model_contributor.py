@@ -45,10 +45,10 @@ from holdfast.runtime.model.loss import (
     Gradients,
     LossKinds,
     LossParts,
-    LossScale,
     Measures,
     Term,
     TermKind,
+    has_dynamic_scale,
     noted_terms,
 )
 from holdfast.runtime.model.model_rules import model_variables, seed_states, unchanged
@@ -113,7 +113,6 @@ class ModelContributor(Contributor):
         model_rules.check_trainable(model.trainable_variables)
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        self._scale = LossScale(model.optimizer)
         self.is_apart = self.is_undivided = mixing.keeps_batches_whole
         self._carried = carried_metrics(model, self._few, evaluates=evaluates)
         self._starts = {k: v for k, v in metric_starts(model).items() if k not in self._carried}
@@ -148,8 +147,9 @@ class ModelContributor(Contributor):
                 found = self._forward(batch, self._seeded(seeds), training=False)
                 sums = [self._metric_sums(found, batch)]
             else:
-                sums = self._training(batch, seeds, self._scale.factor(), self._wanted())
-        self.draws = self.draws or drawn.count > 0
+                scale = self._model.optimizer.scale_loss(tf.constant(1.0))
+                sums = self._training(batch, seeds, scale, self._wanted())
+        self.draws = self.draws or bool(drawn)
         return sums
 
     def probed(self, batch: Batch, seeds: Any) -> list[Any]:
@@ -160,7 +160,8 @@ class ModelContributor(Contributor):
         """Return what a step's gradients are of."""
         if self.is_undivided:
             return Gradients.OF_MEANS
-        return Gradients.OF_SUMS_FROM_MEANS if self._scale.is_dynamic else Gradients.OF_SUMS
+        is_scaled = has_dynamic_scale(self._model.optimizer)
+        return Gradients.OF_SUMS_FROM_MEANS if is_scaled else Gradients.OF_SUMS
 
     def _training(self, batch: Batch, seeds: Any, scale: Any, wanted: Gradients) -> list[Any]:
         found = self._forward(batch, self._seeded(seeds), training=True)
@@ -273,11 +274,7 @@ class ModelContributor(Contributor):
     def _updated_metrics(self, values: Iterable[tuple[Any, Any]]) -> list[npt.NDArray[np.float32]]:
         """Return the metric variables after an update that starts from ``values``."""
         call = ModelCall(self._model, values, self._starts)
-        with equal_draws(), call.scope:
-            prediction, _ = forward(
-                self._model, self._few, training=False, evaluates=self._evaluates
-            )
-            update_metrics(self._model, self._few, prediction)
+        call.measure(self._few, evaluates=self._evaluates)
         return [np.asarray(tf.cast(call.value(v), tf.float32)) for v in self.roles.metrics]
 
     def shapes(self, turn: int) -> list[tuple[int, ...]]:
@@ -360,6 +357,7 @@ class ModelCall:
     def __init__(
         self, model: Any, values: Iterable[tuple[Any, Any]] = (), starts: Starts | None = None
     ) -> None:
+        self._model = model
         trainable = model.trainable_variables
         self.metrics = tuple(model.metrics_variables)
         self.weights = [tf.convert_to_tensor(v.value) for v in trainable]
@@ -368,6 +366,12 @@ class ModelCall:
         mapping += ((v, tf.cast(value, v.dtype)) for v, value in values)
         self.scope = keras.StatelessScope(state_mapping=mapping, collect_losses=True)
         self._before = {id(v): self.value(v) for v, _ in mapping}
+
+    def measure(self, batch: Batch, *, evaluates: bool) -> None:
+        """Update the metrics with a batch of validation; all samples draw the same."""
+        with equal_draws(), self.scope:
+            prediction, _ = forward(self._model, batch, training=False, evaluates=evaluates)
+            update_metrics(self._model, batch, prediction)
 
     def value(self, variable: Any) -> Any:
         """Return the value that the call gives the variable, None if it does not touch it."""
@@ -421,9 +425,7 @@ def carried_metrics(model: Any, batch: Batch, *, evaluates: bool = True) -> froz
     if not kept:
         return frozenset()
     call = ModelCall(model)
-    with equal_draws(), call.scope:
-        prediction, _ = forward(model, batch, training=False, evaluates=evaluates)
-        update_metrics(model, batch, prediction)
+    call.measure(batch, evaluates=evaluates)
     return frozenset(id(variable) for variable in kept if call.has_changed(variable))
 
 

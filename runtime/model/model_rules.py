@@ -41,13 +41,7 @@ def check_updates(calls: Sequence[Any], step: str) -> None:
             "optimizer.apply(gradients, variables), or apply_gradients, in it"
         )
     for call, _ in calls:
-        for variable in call.variables:
-            if variable.dtype != "float32":
-                raise ProgramError(
-                    f"{step} updates {variable.path!r} of type {variable.dtype}, but gradients are "
-                    "exchanged as float32: keep trainable variables in float32 (a mixed_bfloat16 "
-                    "policy does that)"
-                )
+        check_trainable(call.variables, f"{step} updates {{!r}} of type {{}}")
 
 
 def check_branch(graph: Any, step: str) -> None:
@@ -111,17 +105,17 @@ def advice_for(variable: Any) -> str:
     return OF_STATISTICS if "moving_" in variable.path else OF_STATE
 
 
-def check_turn(turn: int | None, what: str, step: str, advice: str = OF_VALUES) -> None:
-    """Raise ProgramError if a value mixes variables from before and after an update."""
+def check_turn(turn: int | None, last: int, what: str, step: str, advice: str = OF_VALUES) -> int:
+    """Return the turn of a value, at most the last.
+
+    Raises:
+        ProgramError: it mixes variables from before and after an update, or needs the last update.
+    """
     if turn is None:
         raise ProgramError(
             f"{what} of {step} is computed from variables both before and after an optimizer's "
             f"update, but the microbatches of all workers are added up at each update: {advice}"
         )
-
-
-def checked_last(turn: int, last: int, what: str, step: str) -> int:
-    """Return the turn, or raise ProgramError if the value needs the last update of the step."""
     if turn > last:
         raise ProgramError(
             f"{what} of {step} is computed from the microbatch after the last update of the step, "
@@ -205,17 +199,20 @@ def check_compiled(model: Any, base: Any) -> None:
             "model.compile(optimizer=..., loss=...) before the training"
         )
     for layer in model._flatten_layers():
-        _check_layer(layer)
+        if getattr(layer, "stateful", False) and hasattr(layer, "reset_states"):
+            raise ProgramError(
+                f"layer {layer.name!r} is stateful: its state follows the samples of one batch to "
+                "the next, which microbatches on different workers cannot; use stateful=False"
+            )
 
 
-def check_trainable(variables: Iterable[Any]) -> None:
-    """Raise ProgramError unless all trainable variables are float32."""
+def check_trainable(variables: Iterable[Any], what: str = "trainable variable {!r} is {}") -> None:
+    """Raise ProgramError unless all are float32; ``what`` says so of a path and another type."""
     for variable in variables:
         if variable.dtype != "float32":
             raise ProgramError(
-                f"trainable variable {variable.path!r} is {variable.dtype}, but gradients are "
-                "exchanged as float32: keep trainable variables in float32 (a mixed_bfloat16 "
-                "policy does that)"
+                f"{what.format(variable.path, variable.dtype)}, but gradients are exchanged as "
+                "float32: keep trainable variables in float32 (a mixed_bfloat16 policy does that)"
             )
 
 
@@ -234,6 +231,11 @@ def check_gradients(graded: Sequence[Any]) -> None:
         )
 
 
+def is_whole(variable: Any) -> bool:
+    """Return whether the variable holds integers, or truth values."""
+    return bool(variable.dtype == "bool" or variable.dtype.startswith(("int", "uint")))
+
+
 def check_state_change(variable: Any) -> None:
     """Raise ProgramError unless ``variable``, which a training call changes, can be averaged."""
     if variable.trainable:
@@ -242,8 +244,7 @@ def check_state_change(variable: Any) -> None:
             "optimizer may do: compute with a changed copy of it, or give it a constraint "
             "(kernel_constraint=lambda kernel: kernel * mask)"
         )
-    is_whole = variable.dtype == "bool" or variable.dtype.startswith(("int", "uint"))
-    if variable.dtype != "float32" and not is_whole:
+    if variable.dtype != "float32" and not is_whole(variable):
         raise ProgramError(
             f"the model's call changes {variable.path!r} of type {variable.dtype}, but only "
             "float32 can be averaged over microbatches: keep it in float32 or make it constant"
@@ -262,24 +263,17 @@ def check_strangers(count: int) -> None:
 
 def check_operations(graph: Any) -> None:
     """Raise ProgramError when a traced call, a ``GraphDef``, holds operations with hidden state."""
-    for operation in _hidden_state(graph):
+    for operation in sorted(operations_of(graph)):
         if operation in HIDDEN_RANDOM_OPS:
             raise ProgramError(
                 f"the model uses the random operation {operation}, whose state cannot be set per "
                 "microbatch: use keras.random with a keras.random.SeedGenerator of the layer"
             )
-        raise ProgramError(
-            f"the model's call changes a variable behind Keras ({operation}): make it with "
-            "Layer.add_weight, so that all workers can share the change"
-        )
-
-
-def _hidden_state(graph: Any) -> Iterator[str]:
-    """Yield the operations of a ``GraphDef`` that draw numbers or change variables, sorted."""
-    for operation in sorted(operations_of(graph)):
-        is_assignment = operation.startswith(("Assign", "ResourceScatter"))
-        if operation in HIDDEN_RANDOM_OPS or is_assignment:
-            yield operation
+        if operation.startswith(("Assign", "ResourceScatter")):
+            raise ProgramError(
+                f"the model's call changes a variable behind Keras ({operation}): make it with "
+                "Layer.add_weight, so that all workers can share the change"
+            )
 
 
 def operations_of(graph: Any) -> set[str]:
@@ -325,30 +319,10 @@ def accepted(function: Any, *, training: bool) -> dict[str, bool]:
     return {"training": training} if takes else {}
 
 
-def _check_layer(layer: Any) -> None:
-    if getattr(layer, "stateful", False) and hasattr(layer, "reset_states"):
-        raise ProgramError(
-            f"layer {layer.name!r} is stateful: its state follows the samples of one batch to the "
-            "next, which microbatches on different workers cannot; use stateful=False"
-        )
-
-
 def computes_in_float32(model: Any) -> bool:
     """Return whether no layer computes in 16 bits, so that trials agree to float32's rounding."""
     layers = model._flatten_layers()
     return all(getattr(layer, "compute_dtype", "float32") == "float32" for layer in layers)
-
-
-def named_variables(weights: Iterable[Any], optimizer: Iterable[Any]) -> dict[str, Any]:
-    """Return variables by name: ``weights/<path>`` and ``optimizer/<path>``.
-
-    A path that occurs again gets a number: ``weights/dense/kernel~2``.
-    """
-    named: dict[str, Any] = {}
-    for prefix, variables in (("weights", weights), ("optimizer", optimizer)):
-        for variable in variables:
-            named[_unused(f"{prefix}/{variable.path}", named)] = variable
-    return named
 
 
 def seed_states(model: Any) -> tuple[Any, ...]:
@@ -361,6 +335,8 @@ def model_variables(
 ) -> dict[str, Any]:
     """Return the variables that a state holds, of a built Keras model and its optimizers.
 
+    Their names are ``weights/<path>`` and ``optimizer/<path>``.  A path that occurs again gets a
+    number: ``weights/dense/kernel~2``.
     States of seed generators are left out: each microbatch sets its own.  Variables that a step
     trains, but that the model does not own, belong to their optimizer.  Those that a model of the
     script's does not call trainable stay weights.  ``more`` belongs to the optimizers.
@@ -371,7 +347,12 @@ def model_variables(
     for optimizer in unique if optimizers else ():
         own += getattr(optimizer, "_trainable_variables", ()) if optimizer.built else ()
     weights = {id(v): v for v in own if not is_generator_state(v)}
-    return named_variables(weights.values(), [*(v for o in unique for v in o.variables), *more])
+    of_optimizers = [*(v for o in unique for v in o.variables), *more]
+    named: dict[str, Any] = {}
+    for prefix, variables in (("weights", weights.values()), ("optimizer", of_optimizers)):
+        for variable in variables:
+            named[_unused(f"{prefix}/{variable.path}", named)] = variable
+    return named
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import keras
@@ -45,35 +45,19 @@ def replaced(owner: Any, functions: Functions) -> Iterator[None]:
             setattr(owner, name, original)
 
 
-@dataclass(slots=True)
-class Draws:
-    """How many operations have drawn."""
-
-    count: int = 0
-
-
-class _Generator:
-    """Stands in for Keras's global seed generator."""
-
-    def __init__(self, next_seed: Callable[[], Any]) -> None:
-        self._next_seed = next_seed
-
-    def next(self, ordered: bool = True) -> Any:  # noqa: FBT001, FBT002  # as Keras calls it
-        """Return the seed of one draw."""
-        del ordered
-        return self._next_seed()
-
-
 @contextmanager
-def draws_from(seed: Any) -> Iterator[Draws]:
-    """Let operations of ``tf.random`` draw from ``seed``, a tensor of two integers."""
-    drawn = Draws()
+def draws_from(seed: Any) -> Iterator[list[Any]]:
+    """Let operations of ``tf.random`` draw from ``seed``, a tensor of two integers.
+
+    Yields the seeds of those that have drawn.
+    """
+    drawn: list[Any] = []
     outer = _graph()
 
     def next_seed() -> Any:
         _check_no_loop(outer)
-        drawn.count += 1
-        return seed + tf.constant([0, drawn.count], seed.dtype)
+        drawn.append(seed + tf.constant([0, len(drawn) + 1], seed.dtype))
+        return drawn[-1]
 
     with replaced(gen_random_ops, _stateless(next_seed)), unseeded(next_seed):
         yield drawn
@@ -82,7 +66,7 @@ def draws_from(seed: Any) -> Iterator[Draws]:
 @contextmanager
 def unseeded(next_seed: Callable[[], Any]) -> Iterator[None]:
     """Let draws of ``keras.random`` without a seed take theirs from ``next_seed``."""
-    generator = _Generator(next_seed)
+    generator = SimpleNamespace(next=lambda ordered=True: next_seed())  # Keras's
     with replaced(keras.src.random.seed_generator, {"global_seed_generator": lambda: generator}):
         yield
 
@@ -145,13 +129,10 @@ class _Rows:
     def __init__(self) -> None:
         self._drawn = 0
 
-    def generator(self) -> np.random.Generator:
-        self._drawn += 1
-        return np.random.default_rng(self._drawn)
-
     def draw(self, shape: Any, dtype: Any, distribution: _Distribution) -> Any:
         """Return one row of the distribution, repeated along the first axis."""
-        random = self.generator()
+        self._drawn += 1
+        random = np.random.default_rng(self._drawn)
         known = tf.get_static_value(shape)
         if known is None:
             return tf.cast(tf.fill(shape, _STILL), dtype)
@@ -182,7 +163,7 @@ def equal_draws() -> Iterator[None]:
         replaced(gen_random_ops, _stateful(rows)),
         replaced(gen_stateless_random_ops_v2, _equal_stateless(rows)),
         replaced(gen_stateless_random_ops, {"stateless_multinomial": _likeliest}),
-        replaced(keras.src.backend.random, _of_keras()),
+        replaced(keras.src.backend.random, dict.fromkeys(("dropout", "shuffle"), _as_it_is)),
         replaced(keras.layers.BatchNormalization, _normalisation()),
         unseeded(lambda: zeros),
     ):
@@ -195,7 +176,7 @@ def _stateful(rows: _Rows) -> Functions:
         "random_uniform": lambda shape, dtype, **_: rows.uniform(shape, dtype),
         "truncated_normal": lambda shape, dtype, **_: rows.truncated(shape, dtype),
         "random_uniform_int": lambda shape, low, high, **_: rows.integers(shape, low, high),
-        "random_shuffle": lambda value, **_: value,
+        "random_shuffle": _as_it_is,
         "multinomial": _likeliest,
         "random_gamma": lambda shape, alpha, **_: tf.broadcast_to(
             alpha, tf.concat([shape, tf.shape(alpha)], 0)
@@ -216,15 +197,12 @@ def _equal_stateless(rows: _Rows) -> Functions:
             shape, minval, maxval
         ),
         "stateless_random_gamma_v3": lambda shape, alpha, **_: tf.broadcast_to(alpha, shape),
-        "stateless_shuffle": lambda value, **_: value,
+        "stateless_shuffle": _as_it_is,
     }
 
 
-def _of_keras() -> Functions:
-    return {
-        "dropout": lambda inputs, *_, **__: inputs,
-        "shuffle": lambda x, *_, **__: x,
-    }
+def _as_it_is(value: Any, *_: Any, **__: Any) -> Any:
+    return value
 
 
 def _likeliest(logits: Any, samples: Any, *_: Any, output_dtype: Any = None, **__: Any) -> Any:

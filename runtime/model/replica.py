@@ -138,10 +138,14 @@ class Microbatch:
     batch_samples: int = 0
     """Samples of the whole batch that this is a part of, 0 if that is not known."""
 
+    @property
+    def parts(self) -> tuple[Nest, Nest, Nest]:
+        """Inputs, targets and weights."""
+        return self.x, self.y, self.weights
+
     def rows(self, rows: slice | list[int]) -> Microbatch:
         """Return some of the samples, as if there were no others; one may come more than once."""
-        parts = (self.x, self.y, self.weights)
-        x, y, weights = (map_leaves(lambda array: np.asarray(array)[rows], part) for part in parts)
+        x, y, weights = map_leaves(lambda array: np.asarray(array)[rows], self.parts)
         return Microbatch(x, y, self.seed, weights)
 
     @property
@@ -152,8 +156,7 @@ class Microbatch:
     @property
     def kind(self) -> Hashable:
         """Structure, ranks and dtypes; steps of training and validation may take other ones."""
-        arrays = named_leaves((self.x, self.y, self.weights))
-        return tuple((name, leaf.ndim, leaf.dtype) for name, leaf in arrays)
+        return tuple((name, leaf.ndim, leaf.dtype) for name, leaf in named_leaves(self.parts))
 
     @property
     def samples(self) -> int:

@@ -49,7 +49,7 @@ from holdfast.runtime.model.graphs import Batch, Divide
 from holdfast.runtime.model.kinds import StateKind, arrived, check_kind, notices_of, travelling
 from holdfast.runtime.model.model_rules import model_variables, seed_states, unchanged
 from holdfast.runtime.model.replica import Microbatch, leaves
-from holdfast.runtime.model.step_plan import StepPlan, plan_of
+from holdfast.runtime.model.step_plan import Planner, StepPlan
 
 _SHARES = 2
 
@@ -97,18 +97,10 @@ class CustomVector:
         part[self._of_metrics], part[numbers] = values[:metrics], values[metrics:]
         return part
 
-    def numbers(self, total: FloatVector) -> FloatVector:
-        """Return the numbers of a step's batch, from the metrics part of its total."""
-        numbers: FloatVector = total[self._of_numbers[0]] / total[0]
-        return numbers
-
-    def is_evaluation(self, sums: Floats) -> bool:
-        """Return whether sums of metrics are those of validation data."""
-        return bool(sums[0] == 0.0 < sums[1])
-
-    def evaluation_numbers(self, sums: Floats) -> Floats:
-        """Return the numbers of validation, as means over its batches."""
-        numbers: Floats = sums[self._of_numbers[1]] / sums[1]
+    def numbers(self, sums: npt.NDArray[Any], *, training: bool) -> npt.NDArray[Any]:
+        """Return the numbers of a batch, or means of those of several, from their metrics part."""
+        step = 0 if training else 1
+        numbers: npt.NDArray[Any] = sums[self._of_numbers[step]] / sums[step]
         return numbers
 
     def assign_metrics(self, sums: Floats, starts: Starts) -> None:
@@ -234,7 +226,7 @@ class StepContributor(Contributor):
         return self._kept.turn
 
     def applied(self, metrics: FloatVector) -> None:
-        self._kept.go_on(self._vector.numbers(metrics))
+        self._kept.go_on(self._vector.numbers(metrics, training=True))
 
     def shapes(self, turn: int) -> list[tuple[int, ...]]:
         return [tuple(v.shape) for v in self._found.variables_of(turn)]
@@ -252,14 +244,14 @@ class StepContributor(Contributor):
     def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
         with unchanged(self._model.metrics_variables):
             self._vector.assign_metrics(sums, self._step.starts)
-            if not self._vector.is_evaluation(sums):
+            if not sums[0] == 0.0 < sums[1]:  # not a batch of training, and some of validation
                 return self._found.logs.shown(self._kept.numbers)
             if self._test_logs is None:  # its test step was not traced
                 raise ProgramError(
                     f"{self._model.name!r} was not validated yet, so the logs of its "
                     "test_step are not known: give fit() validation_data"
                 )
-            return self._test_logs.shown(self._vector.evaluation_numbers(sums))
+            return self._test_logs.shown(self._vector.numbers(sums, training=False))
 
     def hold(self, sums: npt.NDArray[np.float64], samples: int) -> None:
         self._vector.assign_metrics(sums, self._step.starts)
@@ -271,7 +263,7 @@ class StepContributor(Contributor):
 
     def _try(self, step: OwnStep, first: Microbatch) -> StepTrials:
         """Try a step on parts of a batch; a step that needs its batch whole may have it whole."""
-        if len({len(leaf) for leaf in leaves((first.x, first.y, first.weights))}) > 1:
+        if len({len(leaf) for leaf in leaves(first.parts)}) > 1:
             return untried(step)  # streams of several sizes have no parts
         try:
             return try_step(step, first)
@@ -357,7 +349,7 @@ class StepContributor(Contributor):
     def _note_plan(self, captured: CapturedStep) -> StepPlan:
         """Learn the plan from the first trace; all later traces must agree."""
         graph = tf.compat.v1.get_default_graph()
-        plan = plan_of(self._step, captured, graph, self._tried.states)
+        plan = Planner(self._step, captured, graph, self._tried.states).plan()
         first = self._plan or plan
         assert first.signature() == plan.signature(), "a step depends on the batch's shape"
         self._plan, self.turns = first, first.last_turn + 1

@@ -110,7 +110,7 @@ class GraphFacts:
     def of(graphs: Iterable[Any], model: Any) -> GraphFacts:
         """Return the facts of graphs, which are concrete functions, of a step of ``model``."""
         facts = GraphFacts()
-        labels = dict(_labels(model))
+        labels = {id(inner.handle): f"variable {name}" for name, inner in _variables(model)}
         part_of = _parts(model)
         kinds: Counter[str] = Counter()
         values: dict[str, list[str]] = {}
@@ -272,12 +272,6 @@ def _number_in(tensor: Any) -> str | None:
     kinds = ("float_val", "double_val", "int_val", "int64_val", "bool_val")
     values = [value for kind in kinds for value in getattr(tensor, kind)]
     return f"{values[0]:.6g}" if len(values) == 1 else None
-
-
-def _labels(model: Any) -> Iterator[tuple[int, str]]:
-    """Yield the identity of the handle of each variable of a model, and its name."""
-    for name, inner in _variables(model):
-        yield id(inner.handle), f"variable {name}"
 
 
 def _variables(model: Any) -> Iterator[tuple[str, Any]]:

@@ -114,11 +114,7 @@ class GraphReads:
         for tensor in tensors:
             mask |= self._mask(tensor)
         mask >>= 1
-        found = []
-        for i, read in enumerate(self._reads):
-            if mask >> i & 1:
-                found.append(read)
-        return tuple(found)
+        return tuple(read for i, read in enumerate(self._reads) if mask >> i & 1)
 
     def _mask_at(self, operation: Any, position: int) -> int:
         mask = 0
@@ -181,21 +177,11 @@ class StepPlan:
         )
 
 
-def plan_of(
-    step: OwnStep, captured: CapturedStep, graph: Any, states: Mapping[str, StateKind]
-) -> StepPlan:
-    """Return the plan of a step that was captured in ``graph``.
+class Planner:
+    """Numbers all variables of a step that was captured in ``graph``: what was computed from which.
 
     ``states`` tells what becomes of state over the parts of a batch, as far as that is known.
-
-    Raises:
-        ProgramError: the step does what microbatches on several workers cannot do.
     """
-    return _Planner(step, captured, graph, states).plan()
-
-
-class _Planner:
-    """Numbers all variables, and looks at what was computed from which."""
 
     def __init__(
         self, step: OwnStep, captured: CapturedStep, graph: Any, states: Mapping[str, StateKind]
@@ -220,54 +206,53 @@ class _Planner:
         self._turns = turns_of(self._updates)
 
     def plan(self) -> StepPlan:
-        step, captured = self._step, self._captured
-        name = step.name
+        """Return the plan of the step.
+
+        Raises:
+            ProgramError: the step does what microbatches on several workers cannot do.
+        """
+        captured, name = self._captured, self._step.name
         model_rules.check_updates(captured.calls, name)
         for i, update in enumerate(self._updates):
             is_whole = is_consistent(update.reads, self._updates, self._turns, self._turns[i])
             what = f"the gradient for {captured.calls[i][0].optimizer.name!r}"
-            model_rules.check_turn(self._turns[i] if is_whole else None, what, name)
+            model_rules.check_turn(0 if is_whole else None, 0, what, name)
         model_rules.check_order(captured, name)
-        moving, following = self._state(name)
-        logs = StepLogs.of(step.model, captured.logs, captured.results, name)
+        moving, following = self._state()
+        logs = StepLogs.of(self._step.model, captured.logs, captured.results, name)
         return StepPlan(
             self._turns,
             tuple(call.variables for call, _ in captured.calls),
             moving,
             following,
-            tuple(self._turn_of(captured.value(v), v.path, name) for v in captured.metrics),
+            tuple(self._turn_of(captured.value(v), v.path) for v in captured.metrics),
             tuple(
-                self._turn_of(tensor, repr(number.name), name)
+                self._turn_of(tensor, repr(number.name))
                 for number, tensor in zip(logs.numbers, logs.numbers_in(captured.logs), strict=True)
             ),
             logs,
         )
 
-    def _state(self, name: str) -> tuple[tuple[tuple[Any, int], ...], tuple[Any, ...]]:
+    def _state(self) -> tuple[tuple[tuple[Any, int], ...], tuple[Any, ...]]:
         captured, step = self._captured, self._step
         known = {id(v) for v in step.model.variables}
         moving, following = [], []
         for variable in captured.state:
-            model_rules.check_assigned(variable, name, is_known=id(variable) in known)
+            model_rules.check_assigned(variable, step.name, is_known=id(variable) in known)
             value = captured.value(variable)
             kind = self._states.get(variable.path, StateKind.SAME)
             # The number of samples is a constant of the graph, and no data.
             if self._reads.depends_on_data(value) or kind is not StateKind.SAME:
                 model_rules.check_state_change(variable)
                 advice = model_rules.advice_for(variable)
-                moving.append((variable, self._turn_of(value, variable.path, name, advice)))
+                moving.append((variable, self._turn_of(value, variable.path, advice)))
             else:
                 following.append(variable)
         return tuple(moving), tuple(following)
 
-    def _turn_of(
-        self, value: Any, what: str, name: str, advice: str = model_rules.OF_VALUES
-    ) -> int:
+    def _turn_of(self, value: Any, what: str, advice: str = model_rules.OF_VALUES) -> int:
         turn = turn_of(self._reads.reads(value), self._updates, self._turns)
-        model_rules.check_turn(turn, what, name, advice)
-        assert turn is not None
-        # What depends on all updates could be measured after the step only.
-        return model_rules.checked_last(turn, self._turns[-1], what, name)
+        return model_rules.check_turn(turn, self._turns[-1], what, self._step.name, advice)
 
     def _changes(self, call: Any) -> frozenset[int]:
         changed: Iterable[Any] = (*call.everything, *call.optimizer.variables)

@@ -183,11 +183,6 @@ def test_probed_samples_are_few_with_the_first_and_the_last(samples: int) -> Non
     assert (np.diff(ids) > 0).all()
 
 
-@given(st.integers(MOST, 10**9))
-def test_probed_samples_leave_no_large_gap(samples: int) -> None:
-    assert np.diff(probed_ids(samples)).max() <= -(-samples // (MOST - 1))
-
-
 def texts(*found: str) -> Any:
     return np.array(found, object)
 

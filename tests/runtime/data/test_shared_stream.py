@@ -13,18 +13,17 @@ from local_communicator import LocalCommunicator
 
 from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.data.feed import Feed, steps_of
-from holdfast.runtime.data.source import ForwardSource, forward
+from holdfast.runtime.data.source import ForwardSource, Source, forward
 from holdfast.runtime.data.stream import BatchStream, Mark, SharedStream, StreamPosition
 from holdfast.runtime.errors import ProgramError
 
 BATCHES = 4
 
 
-class Numbers:
+class Numbers(Source):
     """Passes of four batches; each batch tells its place, and what ``shift`` says of it."""
 
-    name, advice, is_endless = "the test's pipeline", "leave it alone", False
-    repeats = False
+    name, advice = "the test's pipeline", "leave it alone"
     batches: int | None = BATCHES
 
     def __init__(self, shift: dict[tuple[int, int], int] | None = None) -> None:
@@ -38,9 +37,6 @@ class Numbers:
 
     def leave(self, number: int, start: int) -> None:
         self.left = number, start
-
-    def array(self, leaf: Any) -> Any:
-        return np.asarray(leaf)
 
     def _pass(self, number: int) -> Iterator[Any]:
         for within in range(BATCHES):

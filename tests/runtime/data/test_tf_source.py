@@ -260,11 +260,6 @@ def test_endless_repeat_at_the_end_is_passes(tf: Any) -> None:
     )
 
 
-def test_repeat_before_batch_is_endless(tf: Any) -> None:
-    found = source(_in_order(tf).repeat().shuffle(16).batch(5))
-    assert (found.batches, found.is_endless) == (None, True)
-
-
 def test_large_strings_are_read_by_the_graph_like_small_ones(tf: Any) -> None:
     """As encoded images are; else a map with random state would draw in any order."""
     texts = tf.data.Dataset.from_tensor_slices([bytes([n]) * 1000 for n in range(100)])

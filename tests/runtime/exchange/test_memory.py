@@ -64,7 +64,7 @@ def test_workers_on_two_kernels_share_nothing_though_their_host_has_one_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All of them agree on that, or one would wait for messages that no member sends."""
-    kernels = iter([b"here", b"here", b"there"])
+    kernels = iter([bytes(24), bytes(24), b"1" * 24])
     monkeypatch.setattr("holdfast.runtime.exchange.memory._kernel", lambda: next(kernels))
 
     assert meet(["a"] * 3) == [[], [], []]

@@ -223,12 +223,6 @@ def test_state_of_layers_is_a_count_a_sum_or_a_mean(tf: SimpleNamespace) -> None
         np.testing.assert_allclose(found, np.asarray(variable.value), rtol=1e-5)
 
 
-def test_a_single_sample_is_enough(tf: SimpleNamespace) -> None:
-    model = fresh_model(tf, lambda tf: _dense(tf, "mse"))
-
-    assert tf.replica(model, X[:1], Y[:1]).shape.metrics == 1
-
-
 def test_the_probe_changes_nothing(tf: SimpleNamespace) -> None:
     model = fresh_model(tf, convolutional)
     images, labels = np.ones((7, 6, 6, 1), np.float32), np.ones((7, 1))
@@ -296,13 +290,6 @@ def test_batch_that_stays_whole_has_the_value_of_keras(tf: SimpleNamespace) -> N
     found = parts(build(tf, model, x=SCORES[:4], y=CLASSES[:4]))
 
     assert found["precision_m"] == pytest.approx(3 / 4, rel=1e-5)
-
-
-def test_mean_over_samples_is_told_nothing_of(tf: SimpleNamespace) -> None:
-    ops = tf.keras.ops
-    model = lambda tf: steep(tf, lambda y, p: ops.mean(ops.abs(y - p)))  # noqa: E731
-
-    assert build(tf, model, x=SCORES, y=CLASSES).notices == ()
 
 
 def kinds_of_replicas(tf: SimpleNamespace) -> list[Any]:

@@ -96,35 +96,6 @@ def test_draws_within_a_loop_are_refused(tf: SimpleNamespace) -> None:
         drawn(tf, draw, (7, 11))
 
 
-def test_operations_draw_as_before_afterwards(tf: SimpleNamespace) -> None:
-    drawn(tf, DRAWS["normal"], (7, 11))
-
-    one, other = (np.asarray(DRAWS["normal"](tf.t, tf.keras, 5)) for _ in range(2))
-
-    assert not np.array_equal(one, other)
-
-
-def test_draws_are_counted(tf: SimpleNamespace) -> None:
-    with tf.of_seed(tf.t.constant([7, 11], tf.t.int64)) as found:
-        tf.t.random.normal(())
-        tf.keras.random.uniform(())
-
-    assert found.count == 2
-
-
-def test_draws_with_a_seed_of_their_own_are_the_same_for_each_sample_too(
-    tf: SimpleNamespace,
-) -> None:
-    generator = tf.keras.random.SeedGenerator(3)
-
-    with tf.equal():
-        rows = np.asarray(tf.keras.random.normal((5, 4), seed=generator))
-    outside = np.asarray(tf.keras.random.normal((5, 4), seed=generator))
-
-    assert len(np.unique(rows, axis=0)) == 1
-    assert len(np.unique(outside, axis=0)) == 5
-
-
 @pytest.mark.parametrize("name", ["normal", "uniform", "truncated", "int32"])
 def test_operations_of_a_trial_draw_unlike_each_other_and_alike_again(
     tf: SimpleNamespace, name: str
@@ -137,13 +108,6 @@ def test_operations_of_a_trial_draw_unlike_each_other_and_alike_again(
     np.testing.assert_array_equal(trials[0], trials[1])
     assert not np.array_equal(*trials[0])
     assert len(np.unique(trials[0][0])) > 20
-
-
-def test_integers_of_a_trial_are_within_their_bounds(tf: SimpleNamespace) -> None:
-    with tf.equal():
-        found = np.asarray(tf.t.random.uniform((2, 500), 3, 6, tf.t.int64))
-
-    assert np.unique(found).tolist() == [3, 4, 5]
 
 
 STILL: dict[str, tuple[Callable[[Any, Any, Any], Any], list[Any]]] = {

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from keras_harness import (
-    BATCH,
     IMAGES,
     LABELS,
     MICROBATCHES,
@@ -138,24 +137,6 @@ def test_no_variable_shares_the_memory_of_a_total(tf: SimpleNamespace, mixing: s
     total[:] = 7.0
 
     assert bytes_of(replica.state()) == before
-
-
-def test_metrics_are_those_of_keras(replicas: list[Any], tf: SimpleNamespace) -> None:
-    """Sums over microbatches give what Keras finds over all samples at once."""
-    train(replicas[:1], (0,) * MICROBATCHES, range(6))
-    sums = np.zeros(replicas[0].shape.metrics)
-    one = np.empty(replicas[0].shape.metrics, np.float32)
-    for m in range(MICROBATCHES):
-        replicas[0].evaluate(microbatch(0, m), one)
-        sums += one
-
-    results = replicas[0].results(sums, BATCH)
-
-    expected = replicas[0].model.evaluate(
-        IMAGES[:BATCH], LABELS[:BATCH], verbose=0, return_dict=True
-    )
-    assert results == pytest.approx(expected, rel=1e-5)
-    assert set(results) == {"loss", "accuracy", "auc"}
 
 
 def test_a_loaded_state_goes_on_with_the_same_bytes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -19,32 +20,6 @@ from keras_oracle import assert_step_of_keras, stepped_in_parts
 from holdfast.runtime.model.replica import Finishing, Microbatch, OverflowTaker, make_model
 
 pytestmark = pytest.mark.tensorflow
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    shortened(["SGD", "AdamW", "RMSprop"], here=["AdamW"]),
-)
-def test_a_step_is_the_step_of_keras(tf: SimpleNamespace, optimizer: str) -> None:
-    """One microbatch that is the whole batch, without randomness, trains as Model.fit does."""
-    settings = {"learning_rate": 0.01}
-    if optimizer == "SGD":
-        settings |= {"momentum": 0.9}
-
-    def make(tf: SimpleNamespace) -> Any:
-        return dense(tf, optimizer=getattr(tf.keras.optimizers, optimizer)(**settings))
-
-    replica = build(tf, make)
-    batch = FIRST
-    for _ in range(3):
-        replica.apply(contribution(replica, batch), 7)
-    ours = copy_of(replica.state())
-
-    fitted = build(tf, make)
-    fitted.model.fit(IMAGES[:7], LABELS[:7], batch_size=7, epochs=3, shuffle=False, verbose=0)
-
-    for name, array in fitted.state().items():
-        np.testing.assert_allclose(array, ours[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_embedding_gradients_are_dense(tf: SimpleNamespace) -> None:
@@ -228,24 +203,6 @@ def test_a_metric_of_several_values_is_named_by_number(tf: SimpleNamespace) -> N
     assert set(replica.results(sums.astype(np.float64), 7)) == {"loss", "f1/0", "f1/1"}
 
 
-def test_mixed_precision_keeps_float32_state(tf: SimpleNamespace) -> None:
-    def make(tf: SimpleNamespace) -> Any:
-        layers = tf.keras.layers
-        model = tf.keras.Sequential(
-            [layers.Flatten(), layers.Dense(4, dtype="mixed_bfloat16"), layers.Dense(1)]
-        )
-        model.compile(optimizer="adam", loss="mse")
-        return model
-
-    replica = build(tf, make)
-    before = replica.state()
-
-    replica.apply(contribution(replica, FIRST), 7)
-
-    assert replica.state()["weights/sequential/dense/kernel"].dtype == np.float32
-    assert bytes_of(replica.state()) != bytes_of(before)
-
-
 def test_a_model_instead_of_a_function_is_taken(tf: SimpleNamespace) -> None:
     model = dense(tf)
 
@@ -304,12 +261,66 @@ def two_outputs(tf: SimpleNamespace, **compiled: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("count", shortened([1, 2, 3], here=[3]))
-@pytest.mark.parametrize("kind", shortened([list, tuple], here=[list]))
-def test_two_inputs_in_a_list(tf: SimpleNamespace, kind: type, count: int) -> None:
-    batch = Microbatch(kind([WIDE, DEEP]), RATING, 0)
+def without_targets(tf: SimpleNamespace) -> Any:
+    """An endpoint layer takes the targets as an input and adds the loss."""
 
-    assert_step_of_keras(tf, one_output, batch, count=count)
+    class Endpoint(tf.keras.layers.Layer):
+        def call(self, outputs: Any, targets: Any) -> Any:
+            self.add_loss(tf.keras.ops.mean((outputs - targets) ** 2))
+            return outputs
+
+    layers = tf.keras.layers
+    wide, targets = layers.Input((5,), name="wide"), layers.Input((1,), name="targets")
+    outputs = Endpoint()(layers.Dense(1)(wide), targets)
+    model = tf.keras.Model({"wide": wide, "targets": targets}, outputs)
+    model.compile(optimizer="adam")
+    return model
+
+
+INPUTS, OUTPUTS = {"wide": WIDE, "deep": DEEP}, {"rating": RATING, "kind": KIND}
+
+OF_EACH_LOSS = {"rating": 0.3, "kind": 2.0}
+
+WEIGHTED = {"rating": ["mse"], "kind": ["accuracy"]}
+
+OF_EACH_OUTPUT = {"rating": SAMPLE_WEIGHTS, "kind": SAMPLE_WEIGHTS[::-1].copy()}
+
+NESTS: dict[str, tuple[Callable[..., Any], dict[str, Any], Microbatch]] = {
+    "list": (one_output, {}, Microbatch([WIDE, DEEP], RATING, 0)),
+    "tuple": (one_output, {}, Microbatch((WIDE, DEEP), RATING, 0)),
+    "weights": (
+        one_output,
+        {"metrics": ["mae"], "weighted_metrics": ["mae"]},
+        Microbatch((WIDE, DEEP), RATING, 0, SAMPLE_WEIGHTS),
+    ),
+    "dicts": (
+        two_outputs,
+        {"loss_weights": OF_EACH_LOSS, "metrics": {"rating": ["mae"], "kind": ["accuracy"]}},
+        Microbatch(INPUTS, OUTPUTS, 0),
+    ),
+    "dicts and one array of weights": (
+        two_outputs,
+        {"metrics": {"kind": ["accuracy"]}, "weighted_metrics": WEIGHTED},
+        Microbatch(INPUTS, OUTPUTS, 0, SAMPLE_WEIGHTS),
+    ),
+    "dicts and weights of each output": (
+        two_outputs,
+        {"metrics": {"kind": ["accuracy"]}, "weighted_metrics": WEIGHTED},
+        Microbatch(INPUTS, OUTPUTS, 0, OF_EACH_OUTPUT),
+    ),
+    "no targets": (without_targets, {}, Microbatch({"wide": WIDE, "targets": RATING}, None, 0)),
+}
+HERE = ("list", "weights", "dicts", "dicts and weights of each output", "no targets")
+
+
+@pytest.mark.parametrize("count", shortened([1, 2, 3], here=[3]))
+@pytest.mark.parametrize("name", shortened(NESTS, here=HERE))
+def test_inputs_outputs_and_weights_may_be_nests(
+    tf: SimpleNamespace, name: str, count: int
+) -> None:
+    make, compiled, batch = NESTS[name]
+
+    assert_step_of_keras(tf, functools.partial(make, **compiled), batch, count=count)
 
 
 def test_inputs_in_an_ordered_dict_reach_the_model_in_their_order(tf: SimpleNamespace) -> None:
@@ -328,53 +339,6 @@ def test_inputs_in_an_ordered_dict_reach_the_model_in_their_order(tf: SimpleName
     columns = [("z", WIDE[:, :1]), ("a", 10 * WIDE[:, 1:2])]
     for kind in (OrderedDict, dict):
         assert_step_of_keras(tf, make, Microbatch(kind(columns), RATING, 0), count=2)
-
-
-@pytest.mark.parametrize("count", shortened([1, 2, 3], here=[3]))
-def test_dicts_with_weights_of_losses_and_metrics_of_outputs(
-    tf: SimpleNamespace, count: int
-) -> None:
-    batch = Microbatch({"wide": WIDE, "deep": DEEP}, {"rating": RATING, "kind": KIND}, 0)
-
-    def make(tf: SimpleNamespace) -> Any:
-        return two_outputs(
-            tf,
-            loss_weights={"rating": 0.3, "kind": 2.0},
-            metrics={"rating": ["mae"], "kind": ["accuracy"]},
-        )
-
-    assert_step_of_keras(tf, make, batch, count=count)
-
-
-@pytest.mark.parametrize("count", shortened([1, 3], here=[3]))
-@pytest.mark.parametrize(
-    "kind", shortened(["one array", "one of each output"], here=["one of each output"])
-)
-def test_sample_weights_of_outputs(tf: SimpleNamespace, kind: str, count: int) -> None:
-    weights = {
-        "one array": SAMPLE_WEIGHTS,
-        "one of each output": {"rating": SAMPLE_WEIGHTS, "kind": SAMPLE_WEIGHTS[::-1].copy()},
-    }[kind]
-    x, y = {"wide": WIDE, "deep": DEEP}, {"rating": RATING, "kind": KIND}
-
-    def make(tf: SimpleNamespace) -> Any:
-        return two_outputs(
-            tf,
-            metrics={"kind": ["accuracy"]},
-            weighted_metrics={"rating": ["mse"], "kind": ["accuracy"]},
-        )
-
-    assert_step_of_keras(tf, make, Microbatch(x, y, 0, weights), count=count)
-
-
-@pytest.mark.parametrize("count", shortened([1, 2, 3], here=[3]))
-def test_sample_weights_of_one_output(tf: SimpleNamespace, count: int) -> None:
-    def make(tf: SimpleNamespace) -> Any:
-        return one_output(tf, metrics=["mae"], weighted_metrics=["mae"])
-
-    batch = Microbatch((WIDE, DEEP), RATING, 0, SAMPLE_WEIGHTS)
-
-    assert_step_of_keras(tf, make, batch, count=count)
 
 
 def test_strings_reach_the_model(tf: SimpleNamespace) -> None:
@@ -398,30 +362,8 @@ def test_strings_reach_the_model(tf: SimpleNamespace) -> None:
     assert {n: a.tobytes() for n, a in one.items()} == {n: a.tobytes() for n, a in other.items()}
 
 
-@pytest.mark.parametrize("count", shortened([1, 3], here=[3]))
-def test_a_model_without_targets(tf: SimpleNamespace, count: int) -> None:
-    """An endpoint layer takes the targets as an input and adds the loss."""
-
-    def make(tf: SimpleNamespace) -> Any:
-        class Endpoint(tf.keras.layers.Layer):
-            def call(self, outputs: Any, targets: Any) -> Any:
-                self.add_loss(tf.keras.ops.mean((outputs - targets) ** 2))
-                return outputs
-
-        layers = tf.keras.layers
-        wide, targets = layers.Input((5,), name="wide"), layers.Input((1,), name="targets")
-        outputs = Endpoint()(layers.Dense(1)(wide), targets)
-        model = tf.keras.Model({"wide": wide, "targets": targets}, outputs)
-        model.compile(optimizer="adam")
-        return model
-
-    batch = Microbatch({"wide": WIDE, "targets": RATING}, None, 0)
-
-    assert_step_of_keras(tf, make, batch, count=count)
-
-
 def test_validation_takes_nests_too(tf: SimpleNamespace) -> None:
-    x, y = {"wide": WIDE, "deep": DEEP}, {"rating": RATING, "kind": KIND}
+    x, y = INPUTS, OUTPUTS
     replica = tf.replica(two_outputs(tf), x, y, SAMPLE_WEIGHTS)
     sums = np.empty(replica.shape.metrics, np.float32)
 

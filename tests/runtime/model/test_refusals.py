@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from keras_harness import build, dense
@@ -13,19 +14,6 @@ from keras_harness import build, dense
 from holdfast.runtime.errors import ProgramError
 
 pytestmark = pytest.mark.tensorflow
-
-
-def _refused(tf: SimpleNamespace, make: Callable[[SimpleNamespace], Any]) -> str:
-    with pytest.raises(ProgramError) as caught:
-        build(tf, make)
-    return str(caught.value)
-
-
-def test_a_loss_without_gradients_is_refused(tf: SimpleNamespace) -> None:
-    def make(tf: SimpleNamespace) -> Any:
-        return dense(tf, loss=lambda y, prediction: tf.tensorflow.constant(1.0))
-
-    assert "depends on none" in _refused(tf, make)
 
 
 def _with_layer(tf: SimpleNamespace, call: Callable[[Any, Any], Any], **weight: Any) -> Any:
@@ -44,93 +32,83 @@ def _with_layer(tf: SimpleNamespace, call: Callable[[Any, Any], Any], **weight: 
     return model
 
 
-def test_what_is_no_model_is_refused(tf: SimpleNamespace) -> None:
-    assert "but int was given" in _refused(tf, lambda _: 3)
+def integers(layer: Any, inputs: Any) -> Any:
+    layer.state.assign(keras.ops.cast(keras.ops.max(100 * inputs), "int32"))
+    return inputs
 
 
-def test_a_model_that_is_not_compiled_is_refused(tf: SimpleNamespace) -> None:
-    def make(tf: SimpleNamespace) -> Any:
-        return tf.keras.Sequential([tf.keras.layers.Dense(1)], name="plain")
-
-    assert "'plain' is not compiled" in _refused(tf, make)
+def sums(layer: Any, inputs: Any) -> Any:
+    layer.state.assign(0.9 * layer.state + keras.ops.sum(inputs**2))
+    return inputs
 
 
-def test_trainable_variables_of_another_type_are_refused(tf: SimpleNamespace) -> None:
-    def make(tf: SimpleNamespace) -> Any:
-        model = tf.keras.Sequential(
-            [tf.keras.layers.Flatten(), tf.keras.layers.Dense(1, dtype="float64")]
-        )
-        model.compile(optimizer="sgd", loss="mse")
-        return model
-
-    assert "dense/kernel' is float64" in _refused(tf, make)
+def largest(layer: Any, inputs: Any) -> Any:
+    layer.state.assign(keras.ops.maximum(layer.state, keras.ops.max(inputs)))
+    return inputs
 
 
-def test_integer_state_of_the_samples_is_refused_by_name(tf: SimpleNamespace) -> None:
-    def call(layer: Any, inputs: Any) -> Any:
-        largest = tf.keras.ops.max(100 * inputs)
-        layer.state.assign(tf.keras.ops.cast(largest, "int32"))
-        return inputs
-
-    def make(tf: SimpleNamespace) -> Any:
-        return _with_layer(tf, call, dtype="int32", trainable=False, name="largest")
-
-    message = _refused(tf, make)
-
-    assert "odd/largest' of type int32" in message
-    assert "let it count steps or samples" in message
+def gains(layer: Any, inputs: Any) -> Any:
+    layer.state.assign(layer.state + 1)
+    return inputs * layer.state
 
 
-def test_state_that_sums_over_samples_and_decays_is_refused_by_name(tf: SimpleNamespace) -> None:
-    def call(layer: Any, inputs: Any) -> Any:
-        layer.state.assign(0.9 * layer.state + tf.keras.ops.sum(inputs**2))
-        return inputs
+def raw(layer: Any, inputs: Any) -> Any:
+    layer.raw.assign_add(1.0)
+    return inputs
 
-    message = _refused(tf, lambda tf: _with_layer(tf, call, trainable=False, name="power"))
 
-    assert "the model's call adds 'sequential/odd/power' up over the samples" in message
+def of_layers(*layers: Any) -> Any:
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse")
+    return model
+
+
+REFUSED: dict[str, tuple[Callable[[SimpleNamespace], Any], str]] = {
+    "loss without gradients": (
+        lambda tf: dense(tf, loss=lambda y, prediction: tf.tensorflow.constant(1.0)),
+        "depends on none",
+    ),
+    "no model": (lambda tf: 3, "but int was given"),
+    "not compiled": (lambda tf: keras.Sequential(name="plain"), "'plain' is not compiled"),
+    "float64": (
+        lambda tf: of_layers(keras.layers.Flatten(), keras.layers.Dense(1, dtype="float64")),
+        "dense/kernel' is float64",
+    ),
+    "stateful layer": (
+        lambda tf: of_layers(
+            keras.layers.Reshape((6, 6)), keras.layers.SimpleRNN(2, stateful=True, name="memory")
+        ),
+        "'memory' is stateful",
+    ),
+    "integers of samples": (
+        lambda tf: _with_layer(tf, integers, dtype="int32", trainable=False, name="largest"),
+        "odd/largest' of type int32.*let it count steps or samples",
+    ),
+    "sum that decays": (
+        lambda tf: _with_layer(tf, sums, trainable=False, name="power"),
+        "the model's call adds 'sequential/odd/power' up over the samples",
+    ),
+    "assigned weight": (
+        lambda tf: _with_layer(tf, gains, name="gain"),
+        "assigns its trainable variable 'sequential/odd/gain'",
+    ),
+    "raw variable": (lambda tf: _with_layer(tf, raw), "behind Keras"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_model_that_no_replica_could_be_exact_of_is_refused(tf: SimpleNamespace, name: str) -> None:
+    make, words = REFUSED[name]
+
+    with pytest.raises(ProgramError, match=words):
+        build(tf, make)
 
 
 def test_state_that_is_neither_mean_nor_sum_is_named(tf: SimpleNamespace) -> None:
-    def call(layer: Any, inputs: Any) -> Any:
-        layer.state.assign(tf.keras.ops.maximum(layer.state, tf.keras.ops.max(inputs)))
-        return inputs
-
-    replica = build(tf, lambda tf: _with_layer(tf, call, trainable=False, name="largest"))
+    replica = build(tf, lambda tf: _with_layer(tf, largest, trainable=False, name="largest"))
 
     (notice,) = replica.notices
     assert "state 'sequential/odd/largest' is neither a mean nor a sum over samples" in notice
-
-
-def test_assigning_a_trainable_variable_is_refused_by_name(tf: SimpleNamespace) -> None:
-    def call(layer: Any, inputs: Any) -> Any:
-        layer.state.assign(layer.state + 1)
-        return inputs * layer.state
-
-    def make(tf: SimpleNamespace) -> Any:
-        return _with_layer(tf, call, name="gain")
-
-    assert "assigns its trainable variable 'sequential/odd/gain'" in _refused(tf, make)
-
-
-def test_a_raw_variable_that_changes_is_refused(tf: SimpleNamespace) -> None:
-    def call(layer: Any, inputs: Any) -> Any:
-        layer.raw.assign_add(1.0)
-        return inputs
-
-    assert "behind Keras" in _refused(tf, lambda tf: _with_layer(tf, call))
-
-
-def test_a_stateful_layer_is_refused(tf: SimpleNamespace) -> None:
-    def make(tf: SimpleNamespace) -> Any:
-        layers = tf.keras.layers
-        model = tf.keras.Sequential(
-            [layers.Reshape((6, 6)), layers.SimpleRNN(2, stateful=True, name="memory")]
-        )
-        model.compile(optimizer="sgd", loss="mse")
-        return model
-
-    assert "'memory' is stateful" in _refused(tf, make)
 
 
 def test_a_metric_that_is_no_sum_is_left_out_and_named(tf: SimpleNamespace) -> None:

@@ -19,26 +19,6 @@ X, Y = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
 TABLE = np.arange(400, dtype=np.float32).reshape(8, 50)
 
 
-class Own(keras.Model):
-    """A model with a step of its own."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.dense = keras.layers.Dense(1)
-        self.factor = factor
-
-    def call(self, x: Any) -> Any:
-        return self.dense(x)
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.factor * keras.ops.mean((self(x) - y) ** 2)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"loss": loss}
-
-
 def facts(
     factor: Any = 2.0,
     *,
@@ -116,17 +96,6 @@ def test_a_variable_that_the_step_reads_is_compared_by_its_value() -> None:
     assert one.graphs == two.graphs
     assert one.read == {"the variable 'weight' that the step reads": "1.0"}
     assert one.digest != two.digest
-
-
-def test_own_steps_are_compared_too() -> None:
-    digests = []
-    for factor in (2.0, 2.0, 3.0):
-        keras.backend.clear_session()
-        model = Own(factor)
-        model.compile(keras.optimizers.SGD(0.1))
-        digests.append(replica_of(model, X, Y).facts().digest)
-
-    assert digests[0] == digests[1] != digests[2]
 
 
 class Falling(keras.optimizers.schedules.LearningRateSchedule):

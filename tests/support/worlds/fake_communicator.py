@@ -18,7 +18,6 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -104,12 +103,7 @@ class FakeFlight:
         if self._broken is not None:
             raise self._broken
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Wait for every message to its own end, then raise if any of them failed."""
         if isinstance(error, Killed):
             return

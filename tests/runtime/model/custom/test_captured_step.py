@@ -14,8 +14,6 @@ import tensorflow
 
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.captured_step import (
-    MetricResult,
-    Number,
     OptimizerCall,
     StepLogs,
     caught_calls,
@@ -79,19 +77,6 @@ def test_update_is_caught_and_changes_nothing_until_it_is_made(way: str) -> None
     assert int(np.asarray(optimizer.iterations)) == 1
 
 
-def test_variable_without_a_gradient_is_known_but_not_updated() -> None:
-    first, second = variables = weights()
-    caught: list[OptimizerCall] = []
-
-    with caught_calls(caught.append):
-        built(variables).apply([None, tensorflow.constant(1.0)], variables)
-
-    (call,) = caught
-    assert [id(v) for v in call.variables] == [id(second)]
-    assert [id(v) for v in call.everything] == [id(first), id(second)]
-    assert len(call.gradients) == 1
-
-
 def test_optimizer_of_the_script_with_an_apply_of_its_own_is_caught_before_it() -> None:
     class Flipped(keras.optimizers.SGD):  # type: ignore[misc,name-defined]
         def apply(self, grads: Any, trainable_variables: Any = None) -> None:
@@ -107,22 +92,6 @@ def test_optimizer_of_the_script_with_an_apply_of_its_own_is_caught_before_it() 
 
     assert len(caught) == 1
     assert values_of(variables) == [1.0 + 10 * RATE, 2.0 + 20 * RATE]
-
-
-def test_handler_that_fails_leaves_optimizers_as_they_were() -> None:
-    variables = weights()
-    optimizer = built(variables)
-    before = keras.optimizers.Optimizer.apply
-
-    def fail(call: OptimizerCall) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), caught_calls(fail):
-        optimizer.apply(gradients(), variables)
-    optimizer.apply(gradients(), variables)
-
-    assert keras.optimizers.Optimizer.apply is before
-    assert values_of(variables) == [1.0 - 10 * RATE, 2.0 - 20 * RATE]
 
 
 STEP = "Tracked.train_step"
@@ -175,21 +144,6 @@ def test_step_that_returns_no_dictionary_is_refused(logs: Any, said: str) -> Non
         StepLogs.of(Tracked(), returned, {}, STEP)
 
 
-def test_results_of_metrics_are_told_from_numbers_of_the_batch() -> None:
-    model = Tracked()
-
-    logs, _ = logged(model, norm=tensor([3.0, 4.0]), plain=2.5)
-
-    assert logs.entries == (
-        MetricResult("error", model.error, ()),
-        Number("norm", (2,)),
-        Number("plain", ()),
-        MetricResult("low", model.range, ("low",)),
-        MetricResult("high", model.range, ("high",)),
-    )
-    assert logs.numbers == (Number("norm", (2,)), Number("plain", ()))
-
-
 def test_logs_with_all_metrics_alone_are_the_metrics_as_keras_shows_them() -> None:
     """Keras drops the values of such logs, even of a number that has the name of a metric."""
     model = Tracked()
@@ -219,43 +173,6 @@ def test_logs_are_shown_from_the_variables_of_metrics_and_the_floats_of_numbers(
         ("low", -5.0),
         ("high", 5.0),
     ]
-
-
-def test_metrics_are_as_before_even_if_the_step_fails() -> None:
-    model, during = Tracked(), []
-
-    def fail() -> None:
-        with noted_results(model.metrics) as noted:
-            during.append((model.error.result(), noted))
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    after = model.error.result()
-
-    ((result, noted),) = during
-    assert noted[id(result)][0] is model.error
-    assert id(after) not in noted
-    assert all("result" not in vars(metric) for metric in model.metrics)
-
-
-def test_value_of_a_metric_may_have_another_name() -> None:
-    model = Tracked()
-    with noted_results(model.metrics) as noted:
-        logs = {"widest": model.range.result()["high"]}
-    found = StepLogs.of(model, logs, noted, STEP)
-    model.range.update_state(5.0)
-
-    assert found.shown(NONE) == {"widest": 5.0}
-
-
-def test_number_beside_all_metrics_is_shown_too() -> None:
-    model = Tracked()
-    logs = {"low": tensor(1.0), "high": tensor(2.0), "error": tensor(3.0), "norm": tensor(4.0)}
-
-    found = StepLogs.of(model, logs, {}, STEP)
-
-    assert [number.name for number in found.numbers] == ["low", "high", "error", "norm"]
 
 
 def test_values_of_several_numbers_are_numbered() -> None:

@@ -39,7 +39,7 @@ CASES = {
     "measured": (custom_models.measured, BATCH),
     "logged": (custom_models.logged, BATCH),
 }
-HERE = ("adversarial", "trailing", "counting", "triplets")
+HERE = ("adversarial", "trailing", "counting", "triplets", "logged")
 
 
 def replica_for(tf: SimpleNamespace, make: Callable[..., Any], batch: Microbatch) -> Any:

@@ -1,4 +1,4 @@
-"""The layout of a contribution of a step, and which of its values are means or sums."""
+"""Which values of a step of the script's own are means over samples, and which are sums."""
 
 from __future__ import annotations
 
@@ -8,79 +8,10 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from holdfast.runtime.model.batch_mixing import MeasuredValues, SampleTrial
-from holdfast.runtime.model.captured_step import Number
-from holdfast.runtime.model.step_contributor import CustomVector
-
-pytest.importorskip("keras")
-
 
 pytestmark = pytest.mark.tensorflow
-
-LOSS, NORMS, SCORE = Number("loss", ()), Number("norms", (2,)), Number("score", ())
-
-
-def vector_of() -> CustomVector:
-    """Return the layout of two metric variables, the first of which is a mean, and of numbers.
-
-    In training the loss is a mean and the norms are sums, in validation the score is a mean.
-    """
-    return CustomVector(
-        [keras.Variable(np.zeros(shape)) for shape in ((), (2,))],
-        ((LOSS, NORMS), (SCORE,)),
-        (
-            MeasuredValues((True, False), summed_numbers=frozenset({"norms"})),
-            MeasuredValues((False, True)),
-        ),
-    )
-
-
-def part(vector: CustomVector, share: float, value: float = 1.0, *, training: bool = True) -> Any:
-    """Return the metrics part of a microbatch whose metrics and numbers are all ``value``."""
-    return vector.part(np.full(6 if training else 4, value, np.float32), share, training=training)
-
-
-@pytest.mark.parametrize(
-    ("training", "expected"),
-    [
-        (True, [0.5, 0, 1.0, 2.0, 2.0, 1.0, 2.0, 2.0, 0]),
-        (False, [0, 0.5, 2.0, 1.0, 1.0, 0, 0, 0, 1.0]),
-    ],
-)
-def test_each_step_has_floats_of_its_own_and_means_are_weighted(
-    expected: list[float], *, training: bool
-) -> None:
-    """The share stands first, and the numbers of the other step are zero."""
-    assert part(vector_of(), 0.5, 2.0, training=training).tolist() == expected
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
-def test_numbers_of_a_batch_follow_from_microbatches_of_any_sizes(sizes: list[int]) -> None:
-    """The loss is the mean over the samples, the norms are sums of the microbatches."""
-    vector = vector_of()
-    losses = [float(number) for number, _ in enumerate(sizes)]
-
-    total = sum(
-        part(vector, size / sum(sizes), loss) for size, loss in zip(sizes, losses, strict=True)
-    )
-
-    mean = np.average(losses, weights=sizes)
-    np.testing.assert_allclose(vector.numbers(total), [mean, *[sum(losses)] * 2], rtol=1e-5)
-
-
-def test_numbers_of_a_batch_of_unknown_size_are_means_over_its_samples() -> None:
-    """The share of a microbatch is then its number of samples."""
-    vector = vector_of()
-
-    total = part(vector, share=3.0, value=2.0) + part(vector, share=1.0, value=6.0)
-
-    assert vector.numbers(total)[0] == 3.0
-
-
-pytest.importorskip("keras")
 
 
 Value: TypeAlias = Callable[[Any], Any]
@@ -114,7 +45,9 @@ def found_in(
         measured(some, values, numbers or {})
         for some in (SAMPLES, SAMPLES[:FIRST], SAMPLES[FIRST:])
     )
-    return MeasuredValues.of([metric for metric, _ in given], whole, (one, other), tolerance)
+    return MeasuredValues.of(
+        [(metric.name, metric.variables) for metric, _ in given], whole, (one, other), tolerance
+    )
 
 
 def mean_metric(name: str = "mean") -> Any:
@@ -122,27 +55,6 @@ def mean_metric(name: str = "mean") -> Any:
     metric = keras.metrics.Mean(name=name)
     assert len(metric.variables) == 2
     return metric
-
-
-MEASURED_METRICS: dict[str, tuple[list[Value], bool, bool]] = {
-    "values of samples": ([np.sum, len], False, False),
-    "value of the batch": ([np.mean, lambda x: 1.0], True, False),
-    "never updated": ([lambda x: 0.0, lambda x: 0.0], False, False),
-    "mean of zero of the batch": ([lambda x: 0.0, lambda x: 1.0], True, False),
-    "maximum of the batch": ([np.max, lambda x: 1.0], True, True),
-    "square of a sum": ([lambda x: np.sum(x) ** 2, len], False, True),
-}
-"""Values of total and count, whether they are weighted, and whether they are odd."""
-
-
-@pytest.mark.parametrize("name", MEASURED_METRICS)
-def test_variables_of_a_metric_are_weighted_together(name: str) -> None:
-    values, is_weighted, is_odd = MEASURED_METRICS[name]
-
-    found = found_in([(mean_metric(), values)])
-
-    assert found.weighted == (is_weighted, is_weighted)
-    assert found.odd_metrics == (("mean",) if is_odd else ())
 
 
 def test_each_metric_is_judged_by_its_own_variables() -> None:

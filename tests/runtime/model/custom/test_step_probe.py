@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from holdfast.runtime.model.batch_mixing import (
     try_step,
 )
 from holdfast.runtime.model.captured_step import OwnStep
-from holdfast.runtime.model.kinds import StateKind
 from holdfast.runtime.model.replica import Microbatch
 
 pytestmark = pytest.mark.tensorflow
@@ -98,17 +96,6 @@ def test_gradients_of_parts_tell_means_sums_and_mixtures(name: str) -> None:
     assert found.summed == summed
     assert found.mixes_samples is mixes
     assert found.whole > 0.0
-
-
-def test_state_and_numbers_are_judged_with_the_gradients() -> None:
-    step = step_of(LOSSES["mean"][0])
-
-    found = try_step(step, batch_of(X))
-
-    assert found.kind_of(step.model.seen) is StateKind.SUM
-    assert found.kind_of(SimpleNamespace(path="unknown")) is StateKind.MEAN
-    assert found.measured.summed_numbers == {"size"}
-    assert found.measured.weighted == (True, True)
 
 
 @pytest.mark.parametrize("name", ["mean", "hinge"])

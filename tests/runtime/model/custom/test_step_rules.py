@@ -42,20 +42,6 @@ def test_trained_variable_of_16_bits_is_named_wherever_it_stands() -> None:
         )
 
 
-def captured(updated: Any, assigned: dict[int, Any]) -> Any:
-    """Return a step with one update, at position 10."""
-    return SimpleNamespace(calls=[(updated, 10)], assigned=assigned)
-
-
-@pytest.mark.parametrize("is_graded", [True, False])
-def test_weight_that_is_assigned_before_its_update_is_named(*, is_graded: bool) -> None:
-    early = variable("own/early")
-    update = call_of(early) if is_graded else call_of(variable(), without_gradient=(early,))
-
-    with pytest.raises(ProgramError, match="assigns 'own/early' before an optimizer updates it"):
-        model_rules.check_order(captured(update, {id(early): (early, 9)}), STEP)
-
-
 @pytest.mark.parametrize(
     ("trainable", "said"),
     [(False, "no attribute 'handle'"), (True, "no attribute 'shape'")],

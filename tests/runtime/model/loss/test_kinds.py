@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypeAlias
 
 import keras
@@ -20,7 +20,7 @@ from holdfast.runtime.model.kinds import (
     leaf_metrics,
     metric_kinds,
     state_kind,
-    sums_tried_again,
+    state_kinds,
     travelling,
 )
 
@@ -40,17 +40,6 @@ def values(**found: float) -> Values:
 def kinds_of(once: Values, twice: Values, other: Values, both: Values) -> MetricKinds:
     """Return what is found about one metric with these variables."""
     return metric_kinds([metric("m", *once)], once, twice, lambda: (other, both))
-
-
-def test_sum_over_samples_needs_no_further_trial() -> None:
-    found = metric_kinds(
-        [metric("m", "total", "count")],
-        values(total=3.0, count=4.0),
-        values(total=6.0, count=8.0),
-        lambda: pytest.fail("nothing is left to try"),
-    )
-
-    assert found == MetricKinds()
 
 
 OF_PARTS: dict[str, tuple[float, float, float, float]] = {
@@ -95,7 +84,7 @@ def test_metric_is_told_apart_from_those_beside_it() -> None:
     found = metric_kinds([group], once, twice, lambda: (other, both))
 
     assert found == MetricKinds(frozenset({"a"}), ("mean",))
-    names = [(leaf.name, [v.path for v in leaf.variables]) for leaf in leaf_metrics([group])]
+    names = [(name, [v.path for v in own]) for name, own in leaf_metrics([group])]
     assert names == [("mean", ["a"]), ("sum", ["b", "c"])]
 
 
@@ -155,50 +144,27 @@ def test_tolerance_is_a_part_of_what_the_trials_change(tolerance: float, kind: S
     assert found is kind
 
 
-class _Trials:
-    """Variables with rules, which can be tried with other values of some of them."""
-
-    def __init__(self, rules: Mapping[str, Rule], before: float) -> None:
-        self.variables = [keras.Variable(before, name=name) for name in rules]
-        self.shifted: list[str] = []
-        self._rules = rules
-        self._before = before
-
-    def after(self, values: Sequence[tuple[Any, Any]] = ()) -> dict[str, Any]:
-        """Return what one part of the samples leaves."""
-        self.shifted = [variable.path for variable, _ in values]
-        starts = {variable.path: np.asarray(value, np.float64) for variable, value in values}
-        return {
-            name: np.asarray(rule(starts.get(name, self._before), SAMPLES))
-            for name, rule in self._rules.items()
-        }
-
-
 def test_sum_that_decays_from_zero_is_found_by_a_shift() -> None:
-    rules = {name: RULES[name][0] for name in ("sum", "sum that decays", "mean")}
-    kinds = {name: kind_of(rule, before=0.0) for name, rule in rules.items()}
-    trials = _Trials(rules, 0.0)
+    """One of integers is shifted by a whole number."""
+    rules = {name: RULES[name][0] for name in ("sum", "sum that decays", "mean", "samples")}
+    dtypes = {"samples": "int64"}
+    variables = [keras.Variable(0, dtype=dtypes.get(n, "float32"), name=n) for n in rules]
+    one, other = SAMPLES[:FIRST], SAMPLES[FIRST:]
+    shifted: list[Any] = []
 
-    found = sums_tried_again(kinds, trials.variables, trials.after(), trials.after)
+    def after(samples: Any, starts: Mapping[str, Any] = MappingProxyType({})) -> Values:
+        return {n: np.asarray(rule(starts.get(n, 0.0), samples)) for n, rule in rules.items()}
 
-    assert [*kinds.values()] == [StateKind.SUM, StateKind.SUM, StateKind.MEAN]
-    assert [*found.values()] == [StateKind.SUM, StateKind.DECAYED_SUM, StateKind.MEAN]
-    assert trials.shifted == ["sum", "sum that decays"]
+    def again(values: Sequence[tuple[Any, Any]]) -> Values:
+        shifted.extend(value.dtype for _, value in values)
+        return after(one, {v.path: np.asarray(value, np.float64) for v, value in values})
 
+    parts = [(1 / 3, after(one)), (2 / 3, after(other))]
+    twice = after(np.concatenate([one, one]))
+    found = state_kinds(variables, after(SAMPLES), parts, twice, 2e-3, again)
 
-def test_sum_of_integers_is_shifted_by_a_whole_number() -> None:
-    count = keras.Variable(5, dtype="int64", name="count")
-    given: list[Any] = []
-
-    def again(values: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-        given.extend(value for _, value in values)
-        return {"count": np.array(8.0 + 6)}
-
-    found = sums_tried_again({"count": StateKind.SUM}, [count], {"count": np.array(11.0)}, again)
-
-    assert found == {"count": StateKind.SUM}
-    assert given[0].dtype == "int64"
-    assert int(given[0]) == 8
+    assert found == {name: RULES[name][1] for name in rules}
+    assert shifted == ["float32", "float32", "int64"]
 
 
 JOURNEYS: dict[str, tuple[str, Any, StateKind, Rule]] = {

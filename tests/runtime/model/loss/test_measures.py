@@ -49,18 +49,6 @@ def test_what_no_reset_empties_goes_on_and_validation_counts_for_the_next_pass()
     assert measures.carried(validated).tolist() == [0.0, 13.0, 0.0, 0.0, 0.0]
 
 
-def values_of(first: Any, *others: float) -> list[Any]:
-    return [first, tensorflow.constant(others, shape=(2, 1))]
-
-
-def test_loss_that_keras_shows_may_be_another_one(apart: Callable[..., Any]) -> None:
-    measures = Measures([])
-
-    sums = measures.sums([], apart(lambda: squares(WHOLE), 5), 5, shown=tensorflow.constant(0.5))
-
-    assert sums.numpy().tolist() == [2.5]
-
-
 def test_tracker_of_a_masked_loss_is_that_of_the_batch(apart: Callable[..., Any]) -> None:
     """What it has of the quotient is divided once, and the rest is a mean."""
     measures = Measures([keras.Variable(0.0)], by_batch=[0])
@@ -78,19 +66,6 @@ def test_tracker_of_a_masked_loss_is_that_of_the_batch(apart: Callable[..., Any]
     settled = measures.settle(np.sum(parts, axis=0, dtype=np.float64), 5)
 
     assert settled[1] == pytest.approx(2.0 * float(squares(WHOLE, masked=True)) + 1.0)
-
-
-def test_loss_entries_leave_out_the_variables_only(apart: Callable[..., Any]) -> None:
-    measures = Measures(variables())
-    taken = apart(lambda: squares(WHOLE, masked=True), 5, TermKind.RATIO)
-    values = values_of(tensorflow.constant(7.0), 3.0, 5.0)
-    sums = measures.sums(values, taken, 5, shown=None).numpy()
-
-    only = measures.loss_entries(sums)
-
-    assert only[1:4].tolist() == [0.0, 0.0, 0.0]
-    assert only[[0, 4, 5]].tolist() == sums[[0, 4, 5]].tolist()
-    assert sums[1] == 7.0
 
 
 def test_validation_may_have_fewer_terms_than_training_but_no_others(

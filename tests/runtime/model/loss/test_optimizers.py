@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from extended import shortened
@@ -117,11 +118,28 @@ def test_an_optimizer_that_is_set_up_by_hand(
     assert_step_of_keras(tf, make, Microbatch(X, LABELS, 0), count=3, rtol=1e-3)
 
 
-def test_metrics_that_count_are_those_of_keras(tf: SimpleNamespace) -> None:
-    def make(tf: SimpleNamespace) -> Any:
-        layers, metrics = tf.keras.layers, tf.keras.metrics
-        model = tf.keras.Sequential([layers.Dense(1, activation="sigmoid")])
-        shown = [
+class Farthest(keras.metrics.Metric):  # type: ignore[misc,name-defined]
+    """A metric of the script's own, whose state is a sum over samples."""
+
+    def __init__(self) -> None:
+        super().__init__(name="farthest")
+        self.sum = self.add_variable((), "zeros", name="sum")
+        self.squares = self.add_variable((3,), "zeros", name="squares")
+
+    def update_state(self, y: Any, prediction: Any, sample_weight: Any = None) -> None:
+        self.sum.assign(self.sum + keras.ops.sum(y * prediction))
+        self.squares.assign(self.squares + keras.ops.sum(prediction**2, axis=0))
+
+    def result(self) -> Any:
+        return self.sum / keras.ops.sum(keras.ops.sqrt(self.squares))
+
+
+CLASSES = np.arange(len(X)) % 3
+
+METRICS: dict[str, tuple[Any, Callable[[Any], list[Any]]]] = {
+    "binary": (
+        LABELS,
+        lambda metrics: [
             metrics.AUC(name="auc"),
             metrics.F1Score(average="micro", threshold=0.5, name="f1"),
             metrics.BinaryIoU(name="iou"),
@@ -130,33 +148,11 @@ def test_metrics_that_count_are_those_of_keras(tf: SimpleNamespace) -> None:
             metrics.Precision(name="precision"),
             metrics.FalseNegatives(name="fn"),
             metrics.PrecisionAtRecall(0.5, name="par"),
-        ]
-        model.compile(optimizer="sgd", loss="binary_crossentropy", metrics=shown)
-        return model
-
-    assert_step_of_keras(tf, make, Microbatch(X, LABELS, 0), count=3)
-
-
-def test_metrics_of_classes_are_those_of_keras(tf: SimpleNamespace) -> None:
-    """Among them one of the script's own, whose state is a sum over samples."""
-
-    class Farthest(tf.keras.metrics.Metric):
-        def __init__(self) -> None:
-            super().__init__(name="farthest")
-            self.sum = self.add_variable((), "zeros", name="sum")
-            self.squares = self.add_variable((3,), "zeros", name="squares")
-
-        def update_state(self, y: Any, prediction: Any, sample_weight: Any = None) -> None:
-            self.sum.assign(self.sum + tf.keras.ops.sum(y * prediction))
-            self.squares.assign(self.squares + tf.keras.ops.sum(prediction**2, axis=0))
-
-        def result(self) -> Any:
-            return self.sum / tf.keras.ops.sum(tf.keras.ops.sqrt(self.squares))
-
-    def make(tf: SimpleNamespace) -> Any:
-        layers, metrics = tf.keras.layers, tf.keras.metrics
-        model = tf.keras.Sequential([layers.Dense(3, activation="softmax")])
-        shown = [
+        ],
+    ),
+    "categorical": (
+        np.eye(3, dtype=np.float32)[CLASSES],
+        lambda metrics: [
             Farthest(),
             metrics.CategoricalHinge(name="hinge"),
             metrics.CosineSimilarity(name="cosine"),
@@ -165,23 +161,26 @@ def test_metrics_of_classes_are_those_of_keras(tf: SimpleNamespace) -> None:
             metrics.OneHotMeanIoU(num_classes=3, name="mean_iou"),
             metrics.SensitivityAtSpecificity(0.5, name="sas"),
             metrics.TopKCategoricalAccuracy(k=2, name="top"),
-        ]
-        model.compile(optimizer="sgd", loss="categorical_crossentropy", metrics=shown)
-        return model
-
-    classes = np.eye(3, dtype=np.float32)[np.arange(len(X)) % 3]
-    assert_step_of_keras(tf, make, Microbatch(X, classes, 0), count=3)
-
-
-def test_mean_iou_of_numbered_classes_is_that_of_keras(tf: SimpleNamespace) -> None:
-    def make(tf: SimpleNamespace) -> Any:
-        layers, metrics = tf.keras.layers, tf.keras.metrics
-        model = tf.keras.Sequential([layers.Dense(3, activation="softmax")])
-        shown = [
+        ],
+    ),
+    "sparse_categorical": (
+        CLASSES,
+        lambda metrics: [
             metrics.MeanIoU(num_classes=3, sparse_y_pred=False, name="mean_iou"),
             metrics.SparseTopKCategoricalAccuracy(k=2, name="top"),
-        ]
-        model.compile(optimizer="sgd", loss="sparse_categorical_crossentropy", metrics=shown)
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", METRICS)
+def test_metrics_are_those_of_keras(tf: SimpleNamespace, kind: str) -> None:
+    targets, metrics = METRICS[kind]
+
+    def make(tf: SimpleNamespace) -> Any:
+        units, activation = (1, "sigmoid") if kind == "binary" else (3, "softmax")
+        model = keras.Sequential([keras.layers.Dense(units, activation=activation)])
+        model.compile("sgd", f"{kind}_crossentropy", metrics=metrics(keras.metrics))
         return model
 
-    assert_step_of_keras(tf, make, Microbatch(X, np.arange(len(X)) % 3, 0), count=3)
+    assert_step_of_keras(tf, make, Microbatch(X, targets, 0), count=3)
