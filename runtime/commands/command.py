@@ -91,7 +91,7 @@ def _argument(*, or_living: bool) -> Callable[[_Command], _Command]:
 
 
 def _lives(run: Path) -> bool:
-    from holdfast.runtime.commands.living_job import LIVES, life_of  # `holdfast run` needs neither
+    from holdfast.runtime.head.living_job import LIVES, life_of  # `holdfast run` needs neither
 
     return life_of(RunDirectory(run.absolute())) in LIVES
 

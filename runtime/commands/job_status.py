@@ -19,8 +19,8 @@ from typing import Any
 
 from holdfast.recovery.event import WorkerCompleted, WorkerStopped, WorldFormed
 from holdfast.runtime.commands.goodput import Entries, Goodput, goodput_of, newest_job
-from holdfast.runtime.commands.living_job import JobSocket, JobStanding, ending_of, find_life
 from holdfast.runtime.commands.summary import finite
+from holdfast.runtime.head.living_job import JobSocket, JobStanding, ending_of, find_life
 from holdfast.runtime.head.visits import HeadStatus
 from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.entries import Entry, last_of, of, read_on

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from holdfast.runtime.commands.command import Documented, living_run_argument
-from holdfast.runtime.commands.living_job import LIVES, life_of
+from holdfast.runtime.head.living_job import LIVES, life_of
 from holdfast.runtime.head.screen import say
 from holdfast.runtime.run.files import answering
 from holdfast.runtime.run.run_directory import RunDirectory

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from holdfast.runtime.commands.command import Documented, living_run_argument, timeout_option
-from holdfast.runtime.commands.living_job import answers_to
 from holdfast.runtime.errors import NotSaved
+from holdfast.runtime.head.living_job import answers_to
 from holdfast.runtime.head.visits import (
     AskSave,
     AskStop,

@@ -14,7 +14,6 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from holdfast.runtime.commands.goodput import parts_of
-from holdfast.runtime.commands.living_job import LIVES
 from holdfast.runtime.commands.reported_run import (
     ReportedRun,
     describe_evidence,
@@ -29,6 +28,7 @@ from holdfast.runtime.commands.reported_run import (
 )
 from holdfast.runtime.commands.summary import EpochReport
 from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.head.living_job import LIVES
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.files import refusal, write_whole
 

@@ -23,18 +23,23 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from holdfast.runtime.batch.schedulers import CHAIN, Allocation, find_allocation
-from holdfast.runtime.errors import ExitCode, RecoveryImpossible, RunDirectoryBusy, UsageError
+from holdfast.runtime.errors import (
+    ExitCode,
+    JobError,
+    NotSaved,
+    RecoveryImpossible,
+    RunDirectoryBusy,
+    UsageError,
+)
 from holdfast.runtime.head.batch_job import BatchJob, ChainLink
 from holdfast.runtime.head.head_process import (
-    FoundHead,
     HeadProcess,
     HeadTerms,
-    OwnerEnded,
     begin_head,
     connect_to_head,
-    find_owner,
 )
 from holdfast.runtime.head.job_setup import JobSetup, NothingToDo, prepare_job
+from holdfast.runtime.head.living_job import FoundHead, NobodyRuns, OwnerEnded, find_owner, no_job
 from holdfast.runtime.head.orders import STOPS
 from holdfast.runtime.head.screen import live_columns, say
 from holdfast.runtime.head.visits import (
@@ -48,11 +53,9 @@ from holdfast.runtime.head.visits import (
 )
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import refuse_other_program
-from holdfast.runtime.run.entries import completed_step, entries_of
 from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.files import BoundedCalls, answering
 from holdfast.runtime.run.find_run import refuse_no_run
-from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.program import Program
 from holdfast.runtime.run.progress import count
@@ -160,6 +163,8 @@ def settle(
             continue
         except RunDirectoryBusy as error:
             busy, found = error, None  # it knows more about itself
+        except JobError:  # it is elsewhere, or just ending
+            found = None
         if found is not None:
             return found
         if bound.has_passed:
@@ -267,25 +272,23 @@ def attach(run_dir: Path, find: Find = find_owner) -> int:
     """Show the job that lives in ``run_dir`` without a client; return its exit code.
 
     Raises:
-        UsageError: there is no such job.
+        UsageError: there is no such job, or not on this host.
+        RunDirectoryBusy: there is one, and it cannot be shown now.
     """
+    directory = RunDirectory(run_dir)
     with answering(run_dir, say):
         refuse_no_run(run_dir)
         try:
-            found = _find_job(find, RunDirectory(run_dir), None)
+            found = _find_job(find, directory, None)
         except OwnerEnded as ended:
             words = f"{ended}; go on from its newest checkpoint by `holdfast run`"
             raise UsageError(words) from None
+        except NobodyRuns as error:
+            raise UsageError(no_job(error, directory)) from error
+        except NotSaved as error:
+            raise UsageError(str(error)) from error
     if found is None:
-        reader = JournalReader(RunDirectory(run_dir).journal_path, tail_bytes=TAIL_BYTES)
-        step, what = None, "start or resume it with `holdfast run`"
-        with contextlib.suppress(OSError):  # it may not be there
-            step = completed_step(entries_of(reader.read()))
-        if step is not None:
-            what = (
-                f"the last one completed step {step}: look at it with `holdfast report {run_dir}`"
-            )
-        raise UsageError(f"no job lives in {run_dir} on this host without a client; {what}")
+        raise RunDirectoryBusy(f"the job in {run_dir} is just starting, or ending; ask again")
     client = attach_to(found)
     code = client.run()
     client.batch.end(code, say)

@@ -28,10 +28,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from holdfast.runtime.errors import RunDirectoryBusy
 from holdfast.runtime.run.files import (
@@ -42,14 +40,14 @@ from holdfast.runtime.run.files import (
     open_to_write,
     refusal,
 )
+from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.signals import start_thread
 from holdfast.runtime.system.witnessed_time import Stillness
 
 LARGEST_LEASE_BYTES = 1 << 14
 RENEWED_EVERY_S = 10.0
 _TOKEN_BYTES = 8
-_RENEWED = "renewed"
-_HEAD = f'{{"{_RENEWED}": "'.encode()
+_HEAD = b'{"renewed": "'
 _GONE = -1
 
 LASTS_S = 60.0
@@ -82,6 +80,43 @@ _UNLOCKABLE = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseOwner:
+    """What a lease says of the job that owns the directory, or owned it last; all of it may lack.
+
+    The fields stand in the file in this order.
+    """
+
+    renewed: str | None = None
+    """Another value each time, of an owner that renews its lease: it lies where no locks are."""
+    host: str | None = None
+    pid: int | None = None
+    """The head, or the process that is about to start one."""
+    token: str = ""
+    directory: Path | None = None
+    takes_orders: bool = True
+    """Whether it saves and stops when it is asked to; `holdfast repair` does not."""
+    agent: Path | None = None
+    """The head's socket."""
+    client: int | None = None
+    """The process that shows the job."""
+    ended: bool = False
+    """Whether it has said that its job is over."""
+
+    def encode(self) -> bytes:
+        """Return the content of the lease file."""
+        unsaid = to_plain(LeaseOwner())
+        said = {name: value for name, value in to_plain(self).items() if value != unsaid[name]}
+        return json.dumps(said).encode() + b"\n"
+
+    @staticmethod
+    def decode(content: bytes) -> LeaseOwner:
+        """Return what a lease says: nothing if it is empty, torn, or no lease."""
+        with contextlib.suppress(ValueError, RecursionError):
+            return from_plain(LeaseOwner, json.loads(content), allows_more=True)
+        return LeaseOwner()
+
+
 class Lease:
     """Ownership of a run directory for as long as this descriptor, or a copy, is open."""
 
@@ -104,14 +139,14 @@ class Lease:
         It is "" if the file cannot be read.
         """
         with contextlib.suppress(OSError):
-            self._token = self._token or token_in(self._owner())
+            self._token = self._token or self._owner().token
         return self._token
 
     @property
     def is_renewed(self) -> bool:
         """Whether it lies where no locks are, so that it is the owner's only while renewed."""
         with contextlib.suppress(OSError):
-            return _must_be_renewed(self._owner())
+            return self._owner().renewed is not None
         return False
 
     def begin(self, token: str, *, takes_orders: bool, is_renewed: bool) -> None:
@@ -119,10 +154,15 @@ class Lease:
 
         Nothing stays of the last owner.  Raises ``OSError`` if the file cannot be written.
         """
-        owner: dict[str, object] = {_RENEWED: _new_secret()} if is_renewed else {}
-        owner |= {"host": os.uname().nodename, "pid": os.getpid(), "token": token}
-        owner |= {"directory": str(Path(f"/proc/self/fd/{self._descriptor}").readlink().parent)}
-        self._write(owner if takes_orders else {**owner, "takes_orders": False})
+        owner = LeaseOwner(
+            renewed=_new_secret() if is_renewed else None,
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            token=token,
+            directory=Path(f"/proc/self/fd/{self._descriptor}").readlink().parent,
+            takes_orders=takes_orders,
+        )
+        self._write(owner)
         self._token = token
 
     def name_head(self, pid: int, socket: Path, client: int | None = None) -> None:
@@ -130,10 +170,8 @@ class Lease:
 
         All else stays.  Raises ``OSError`` if the file cannot be written.
         """
-        named: dict[str, object] = {"pid": pid, "agent": str(socket)}
-        if client is not None:
-            named["client"] = client
-        self._write({**self._owner(), **named})
+        owner = self._owner()
+        self._write(replace(owner, pid=pid, agent=socket, client=client or owner.client))
 
     def keep(self) -> None:
         """Renew the lease from now on, if it must be; a disk that hangs holds up a thread only.
@@ -185,7 +223,7 @@ class Lease:
         Without locks another job has made another file, and this one has no name any more.
         """
         content = _read(descriptor)
-        self._token = self._token or token_in(owner_in(content))
+        self._token = self._token or LeaseOwner.decode(content).token
         if not content.startswith(_HEAD):
             return False
         os.pwrite(descriptor, _new_secret().encode(), len(_HEAD))
@@ -195,20 +233,19 @@ class Lease:
     def _say_ended(self) -> None:
         with contextlib.suppress(OSError):  # the next job watches it
             owner = self._owner()
-            if self._token and token_in(owner) == self._token:
-                if self._is_refused and self._is_first:
-                    del owner["token"]
-                self._write({**owner, "ended": True})
+            if self._token and owner.token == self._token:
+                is_none = self._is_refused and self._is_first
+                self._write(replace(owner, token="" if is_none else owner.token, ended=True))
 
-    def _owner(self) -> dict[str, Any]:
-        return owner_in(_read(self._descriptor))
+    def _owner(self) -> LeaseOwner:
+        return LeaseOwner.decode(_read(self._descriptor))
 
-    def _write(self, owner: dict[str, object]) -> None:
+    def _write(self, owner: LeaseOwner) -> None:
         # Written first and cut afterwards: on a full disk the old content stays.
-        content = json.dumps(owner).encode() + b"\n"
+        content = owner.encode()
         os.pwrite(self._descriptor, content.ljust(os.fstat(self._descriptor).st_size), 0)
         os.ftruncate(self._descriptor, len(content))
-        if _must_be_renewed(owner):  # no lock makes a client of a file server send it
+        if owner.renewed is not None:  # no lock makes a client of a file server send it
             os.fsync(self._descriptor)
 
 
@@ -251,17 +288,17 @@ class LeaseFile:
                 return open_to_write(self.path, os.O_EXCL), True
             with contextlib.suppress(FileNotFoundError):  # a taker has moved it away in between
                 return self._open_existing(), False
-        raise self._busy({})
+        raise self._busy(LeaseOwner())
 
     def _lock(self, descriptor: int, kind: int) -> bool:
         """Lock the file; return False if the file system has no locks."""
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:  # the latter on NFS (fcntl(2))
-            owner: dict[str, Any] = {}
+            owner = LeaseOwner()
             with contextlib.suppress(OSError):
-                owner = owner_in(_read(descriptor))
-            is_elsewhere = owner.get("host") not in (None, os.uname().nodename)
+                owner = LeaseOwner.decode(_read(descriptor))
+            is_elsewhere = owner.host not in (None, os.uname().nodename)
             raise self._busy(owner, _AWAY if is_elsewhere else "") from error
         except OSError as error:
             if error.errno in _NO_LOCKS:
@@ -276,10 +313,11 @@ class LeaseFile:
         """
         # Just opened: that makes the client of a network file system ask its server.
         seen, still_s = self.watch.poll(lambda: _read(descriptor))
-        owner = owner_in(seen)  # nothing: a disk was full, or an owner has died while it wrote
-        if has_ended(owner) or (has_locks and not _must_be_renewed(owner)):
+        # It may say nothing: a disk was full, or an owner has died while it wrote.
+        owner = LeaseOwner.decode(seen)
+        if owner.ended or (has_locks and owner.renewed is None):
             return seen
-        if owner and not _must_be_renewed(owner):
+        if owner != LeaseOwner() and owner.renewed is None:
             raise self._busy(owner, _UNSEEN.format(self.path))
         if still_s < LASTS_S:
             raise self._busy(owner, _WATCHED.format(LASTS_S, LASTS_S - still_s, _WAIT_S, self.path))
@@ -301,7 +339,7 @@ class LeaseFile:
         try:
             move(self.path, aside)
         except FileNotFoundError as error:  # another job has just done so
-            raise self._busy({}) from error
+            raise self._busy(LeaseOwner()) from error
         is_it = False
         try:
             with open_to_read(aside) as file:
@@ -333,22 +371,22 @@ class LeaseFile:
         Another taker may have moved it by mistake, and puts it back at once.
         """
         for _ in range(_TRIES):
-            if owner := self._owner():
+            if (owner := self._owner()) != LeaseOwner():
                 break
             time.sleep(_PUT_BACK_LOOK_S)
-        if token_in(owner) != token:
+        if owner.token != token:
             raise self._busy(owner)
 
-    def _owner(self) -> dict[str, Any]:
+    def _owner(self) -> LeaseOwner:
         """Return the owner as the name shows it now; nothing if nobody can tell."""
         with contextlib.suppress(OSError), open_to_read(self.path) as file:
-            return owner_in(_read(file.fileno()))
-        return {}
+            return LeaseOwner.decode(_read(file.fileno()))
+        return LeaseOwner()
 
-    def _busy(self, owner: Mapping[str, Any], more: str = "") -> RunDirectoryBusy:
+    def _busy(self, owner: LeaseOwner, more: str = "") -> RunDirectoryBusy:
         named = "its owner is just starting"
-        if {"host", "pid"} <= owner.keys():
-            named = f"pid {owner['pid']} on host {owner['host']}"
+        if owner.host is not None and owner.pid is not None:
+            named = f"pid {owner.pid} on host {owner.host}"
         text = (
             f"run directory {self.path.parent} belongs to another job ({named}); "
             "wait for it to end, stop it, or choose another --run-dir"
@@ -356,32 +394,8 @@ class LeaseFile:
         return RunDirectoryBusy(f"{text}; {more}" if more else text)
 
 
-def owner_in(content: bytes) -> dict[str, Any]:
-    """Return what a lease says of its owner; nothing if it is empty or torn."""
-    with contextlib.suppress(ValueError, RecursionError):
-        owner = json.loads(content)
-        return owner if isinstance(owner, dict) else {}
-    return {}
-
-
 def _read(descriptor: int) -> bytes:
     return os.pread(descriptor, LARGEST_LEASE_BYTES, 0)
-
-
-def token_in(owner: Mapping[str, object]) -> str:
-    """Return the token in what a lease says of its owner, "" without one."""
-    token = owner.get("token")
-    return token if isinstance(token, str) else ""
-
-
-def _must_be_renewed(owner: Mapping[str, object]) -> bool:
-    """Return whether an owner renews its lease, because it lies where no locks are."""
-    return _RENEWED in owner
-
-
-def has_ended(owner: Mapping[str, object]) -> bool:
-    """Return whether the owner of a lease has said that its job is over."""
-    return owner.get("ended") is True
 
 
 def _new_secret() -> str:

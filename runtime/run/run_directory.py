@@ -45,7 +45,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast.checkpoint.errors import TRANSIENT, CommitRefused
 from holdfast.checkpoint.names import STORE_NAME, step_of
@@ -65,8 +64,7 @@ from holdfast.runtime.run.lease import (
     LARGEST_LEASE_BYTES,
     Lease,
     LeaseFile,
-    owner_in,
-    token_in,
+    LeaseOwner,
 )
 from holdfast.runtime.system.codec import WrongValue, from_plain, to_plain
 from holdfast.runtime.system.witnessed_time import Stillness
@@ -227,12 +225,12 @@ class RunDirectory:
         except OSError as error:
             raise self._unusable(error) from error
 
-    def lease_owner(self) -> dict[str, Any]:
+    def lease_owner(self) -> LeaseOwner:
         """Return what the lease says of the job that owns the directory, or owned it last.
 
         Raises ``OSError`` if it cannot be read, and ``ValueError`` if it is too long.
         """
-        return owner_in(read_at_most(self.lease_path, LARGEST_LEASE_BYTES))
+        return LeaseOwner.decode(read_at_most(self.lease_path, LARGEST_LEASE_BYTES))
 
     def lease_token(self) -> str:
         """Return the token of the job that owns the directory, or owned it last; "" without one.
@@ -240,23 +238,9 @@ class RunDirectory:
         Raises ``OSError`` if the lease cannot be read, or is no file of this user.
         """
         try:
-            return token_in(self.lease_owner())
+            return self.lease_owner().token
         except (FileNotFoundError, ValueError):  # it is being written just now
             return ""
-
-    def agent_socket(self) -> Path | None:
-        """Return where the head of the job listens that the lease names; None on another host.
-
-        A copy of a run directory has a lease of another place.  A place that is not there may be
-        this one, as a job in a container sees it.
-        """
-        try:
-            owner = self.lease_owner()
-            place, is_here = Path(owner["directory"]), owner["host"] == os.uname().nodename
-            is_copy = place.exists() and not self.path.samefile(place)
-            return Path(owner["agent"]) if is_here and not is_copy else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
 
     def create_record(self, record: RunRecord) -> None:
         """Write ``RUN.json``, whole and durable, and only if there is none yet.

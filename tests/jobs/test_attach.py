@@ -96,7 +96,7 @@ def test_directory_without_a_living_job_cannot_be_attached_to(tmp_path: Path) ->
     refused = _attach(tmp_path, gate=None)
 
     assert refused.exit_code == 2
-    assert "no job lives in" in refused.stderr
+    assert "no job runs in" in refused.stderr
 
 
 def test_job_whose_head_is_stopped_and_has_no_client_is_ended_and_gone_on_with(

@@ -7,8 +7,8 @@ from typing import Any
 
 from journal_entries import line
 
-from holdfast.runtime.commands.living_job import Life
 from holdfast.runtime.commands.reported_run import ReportedRun
+from holdfast.runtime.head.living_job import Life
 from holdfast.runtime.run.entries import entry_of
 
 DIGEST = "0123456789abcdef" * 4

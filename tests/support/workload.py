@@ -95,8 +95,8 @@ def remembering(new_folder: Callable[[str], Path]) -> Undisturbed:
 
 
 IMPATIENT = """
-from holdfast.runtime.head import head_process
-head_process.ANSWERS_WITHIN_S = 3.0
+from holdfast.runtime.head import living_job
+living_job.SHOWS_WITHIN_S = 3.0
 """
 """For a client that asks a head which is stopped: no machine is so slow that it would answer."""
 

@@ -136,4 +136,4 @@ def test_job_that_is_killed_without_locks_is_followed_by_the_next_one(
     assert_whole(job, LONG, undisturbed(LONG))
     assert "waiting for 60 s at most" in job.stderr
     assert job.events("restored")
-    assert RunDirectory(run_dir).lease_owner()["ended"] is True
+    assert RunDirectory(run_dir).lease_owner().ended

@@ -1,33 +1,43 @@
-"""A living job is found by its lease and asked over its head's socket: status, save, stop."""
+"""A living job is found by its lease and asked over its head's socket, by each command."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_head import Replies, head_of
 
-from holdfast.runtime.commands import living_job
-from holdfast.runtime.commands.living_job import (
+from holdfast.recovery.event import Event, WorkerCompleted
+from holdfast.runtime.errors import ExitCode, NotSaved, RunDirectoryBusy
+from holdfast.runtime.head import living_job
+from holdfast.runtime.head.living_job import (
     JobSocket,
     Life,
+    OwnerEnded,
+    another_job,
+    find_head,
     find_life,
+    find_owner,
     life_of,
-    living_head,
 )
-from holdfast.runtime.errors import ExitCode, NotSaved
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.visits import (
+    AnotherJob,
     AskSave,
     AskStatus,
     AskStop,
+    ClientRefused,
+    ClientTaken,
     HeadStatus,
     JobDone,
     JobStarting,
@@ -35,18 +45,23 @@ from holdfast.runtime.head.visits import (
     SaveAsked,
     SaveDone,
     SaveRefused,
+    ShowJob,
 )
+from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.events import JobEnded, JobStarted
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.system.channel import Message, to_message
+from holdfast.runtime.system.channel import FDS, Channel, Message, pair, to_message
+from holdfast.runtime.system.processes import HeldProcess
 
 NOBODY = (1 << 22) + 1
 """Linux gives no process so high a number."""
 
 Holdfast = Callable[..., tuple[int, str, str]]
+SCRIPT = Path("/a/slow.py")
+PLACE = Path("/my runs/1")
 BOUND_S = 90.0
 SILENT_S = 0.05
 RUN = RunRecord("run", FORMAT, 0.0, microbatches=4, seed=0, threads=1)
@@ -101,7 +116,7 @@ def test_client_that_starts_a_head_counts_as_the_job(directory: RunDirectory, le
     """A head that has died is replaced by its client, which holds the lease as well."""
     lease.name_head(NOBODY, directory.path / "agent.sock", os.getpid())
 
-    assert living_head(directory) is None
+    assert find_head(directory) is None
 
 
 @pytest.mark.parametrize("takes_orders", [True, False])
@@ -116,13 +131,16 @@ def test_job_that_has_said_its_end_is_neither_lost_nor_alive(
     assert life(directory)[0] is Life.ENDED
 
 
-def test_lease_of_another_host_is_told_with_both_names(directory: RunDirectory) -> None:
+def test_lease_of_another_host_is_told_with_both_names(
+    directory: RunDirectory, holdfast: Holdfast
+) -> None:
     write_lease(directory, os.getpid(), host="elsewhere")
+    here = os.uname().nodename
 
-    assert life(directory) == (
-        Life.UNKNOWN,
-        f"{directory.path} belongs to host elsewhere, this is {os.uname().nodename}; ask there",
-    )
+    words = f"{directory.path} belongs to host elsewhere, this is {here}; ask there"
+    assert life(directory) == (Life.UNKNOWN, words)
+    for order in ("save", "stop", "attach"):
+        assert holdfast(order, directory.path)[2] == f"holdfast: error: {words}\n"
 
 
 @pytest.mark.parametrize("takes_orders", [True, False])
@@ -150,7 +168,7 @@ def test_lease_that_names_no_process_is_nobodys(
         directory.lease_path.write_text(content)
 
     with pytest.raises(NotSaved, match=r"no job runs in .*; start one with `holdfast run`"):
-        living_head(directory)
+        find_head(directory)
     assert life(directory)[0] is Life.GONE
 
 
@@ -167,31 +185,33 @@ def test_lease_that_cannot_be_read_tells_nothing_of_a_job(directory: RunDirector
 @pytest.mark.parametrize(
     ("ended", "words"),
     [
-        (None, "was lost; go on with `holdfast run`"),
-        ((0, "completed step 9"), "completed step 9; look at it with `holdfast report {}`"),
-        ((75, "stopped at step 5"), "ended with exit code 75: stopped at step 5"),
+        (None, "is lost with its head; go on with `holdfast run`"),
+        (WorkerCompleted(1, 9, ""), "completed step 9, after its head was lost; LOOK"),
+        (JobEnded(0, "completed step 9"), "ended with exit code 0: completed step 9; LOOK"),
+        (JobEnded(75, "stopped at step 5"), "ended with exit code 75: stopped at step 5; LOOK"),
     ],
-    ids=["lost", "complete", "stopped"],
+    ids=["lost", "completed", "complete", "stopped"],
 )
-@pytest.mark.parametrize("order", ["save", "stop"])
+@pytest.mark.parametrize("order", ["save", "stop", "attach"])
 def test_order_without_a_job_tells_how_the_last_one_ended(
     directory: RunDirectory,
     order: str,
-    ended: tuple[int, str] | None,
+    ended: Event | None,
     words: str,
     holdfast: Holdfast,
 ) -> None:
     journal = Journal(directory.journal_path, run_id=RUN.run_id, source="head")
-    for begun in ((2, "an older job"), ended):
+    for event in (JobEnded(2, "an older job"), ended):
         journal.record(JobStarted(2, 0, 2, 0, 1, "a.py", ()))
-        if begun is not None:
-            journal.record(JobEnded(*begun))
+        if event is not None:
+            journal.record(event)
     journal.close()
     write_lease(directory, NOBODY)
 
     begin = f"holdfast: error: no job runs in {directory.path}: the last one "
-    told = begin + words.format(directory.path) + "\n"
-    assert holdfast(order, directory.path) == (ExitCode.STOPPED_EARLY, "", told)
+    told = begin + words.replace("LOOK", f"look at it with `holdfast report '{directory.path}'`")
+    code = ExitCode.USAGE if order == "attach" else ExitCode.STOPPED_EARLY
+    assert holdfast(order, directory.path) == (code, "", told + "\n")
 
 
 def status_of(directory: RunDirectory, client: int | None = 5, now: float = 0.0) -> HeadStatus:
@@ -213,7 +233,7 @@ def test_head_of_another_directory_does_not_own_a_copy(
         before = open_descriptors()
 
         assert life_of(copy) is Life.GONE
-        for order in ("save", "stop"):
+        for order in ("save", "stop", "attach"):
             assert holdfast(order, copy.path)[2] == f"holdfast: error: {told}\n"
         assert head.heard == [], "and it is ordered nothing"
         while open_descriptors() > before:  # the head sees the end of a connection later
@@ -224,8 +244,9 @@ def test_job_whose_container_has_the_directory_at_another_place_is_found(
     directory: RunDirectory,
 ) -> None:
     with head_of(directory, lambda _: [status_of(directory)]):
-        owner = directory.lease_owner() | {"directory": "/only/in/the/container"}
-        directory.lease_path.write_text(json.dumps(owner))
+        place = Path("/only/in/the/container")
+        there = replace(directory.lease_owner(), directory=place)
+        directory.lease_path.write_bytes(there.encode())
 
         assert life_of(directory) is Life.RUNNING
 
@@ -348,6 +369,9 @@ def test_job_that_is_starting_is_waited_for(
     _, _, err = holdfast("save", directory.path, "--timeout", 0.1)
 
     assert "has not committed a checkpoint within 0.1 s; give a longer --timeout" in err
+    code, _, err = holdfast("attach", directory.path)
+    assert code == ExitCode.RUN_DIRECTORY_BUSY
+    assert err.endswith("is just starting, or ending; ask again\n")
 
 
 def test_head_that_is_stopped_is_named(
@@ -363,3 +387,191 @@ def test_head_that_is_stopped_is_named(
 
 def test_order_to_a_directory_that_is_missing_says_so(tmp_path: Path, holdfast: Holdfast) -> None:
     assert "/nosuch does not exist" in holdfast("save", tmp_path / "nosuch")[2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "difference"),
+    [
+        (JobOptions(SCRIPT, PLACE, fresh=True), "and which --fresh would set aside; "),
+        (JobOptions(Path("/b/train.py"), PLACE), "and which runs another script, /a/slow.py; "),
+        (
+            JobOptions(SCRIPT, PLACE, argv=("--foo", "a b")),
+            "(its: --epochs 3; asked for: --foo 'a b'); ",
+        ),
+        (JobOptions(SCRIPT, PLACE), "(its: --epochs 3; asked for: none); "),
+    ],
+)
+def test_difference_is_named_with_the_command_that_goes_on(
+    asked: JobOptions, difference: str
+) -> None:
+    its = [False, str(SCRIPT), "--epochs", "3"]
+
+    text = another_job(RunDirectory(PLACE), its, asked)
+
+    assert difference in text
+    assert "look at it with `holdfast attach '/my runs/1'`" in text
+
+
+@dataclass
+class Orphan:
+    """A run directory whose lease names a head, and the head's end of the connection."""
+
+    directory: RunDirectory
+    lease: Lease
+    asks: Channel
+    answers: Channel
+
+    def close(self) -> None:
+        self.lease.release()
+        self.asks.close()
+        self.answers.close()
+
+
+@pytest.fixture
+def orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orphan]:
+    directory = RunDirectory(tmp_path)
+    directory.prepare()
+    made = Orphan(directory, directory.acquire_lease(), *pair())
+    made.lease.name_head(os.getpid(), tmp_path / "agent.sock", client=os.getpid())
+    monkeypatch.setattr(living_job, "connect", lambda path: made.asks)
+    monkeypatch.setattr(living_job, "SHOWS_WITHIN_S", 0.0)  # what it says was said before
+    yield made
+    made.close()
+
+
+def test_job_that_lives_is_found_as_it_stands(orphan: Orphan) -> None:
+    greeting = ClientTaken({"a": 1}, 2, "/tmp/a", "/", {})
+    orphan.answers.post(to_message(greeting), (orphan.lease.fileno(),))
+
+    found = find_owner(orphan.directory)
+
+    assert found is not None
+    assert (found.channel, found.process.pid) == (orphan.asks, os.getpid())
+    assert found.greeting == greeting
+    assert os.path.samestat(os.fstat(found.lease), orphan.directory.lease_path.stat())
+    found.process.close()
+    os.close(found.lease)
+
+
+@pytest.mark.parametrize(
+    ("asked", "job"),
+    [
+        (None, None),
+        (JobOptions(SCRIPT, PLACE, argv=("--lr", "1")), [False, "/a/slow.py", "--lr", "1"]),
+        (JobOptions(SCRIPT, PLACE, fresh=True), [True, "/a/slow.py"]),
+    ],
+    ids=["attach", "run", "run --fresh"],
+)
+def test_head_is_told_what_job_is_asked_for_and_where_its_output_goes(
+    orphan: Orphan, asked: JobOptions | None, job: list[object] | None
+) -> None:
+    orphan.answers.post(to_message(JobStarting()))
+
+    with pytest.raises(RunDirectoryBusy):
+        find_owner(orphan.directory, asked)
+
+    (question,) = orphan.answers.drain()
+    streams = question.pop(FDS)
+    assert question == to_message(ShowJob(job and tuple(job)))
+    for number, stream in enumerate(streams, start=1):
+        assert os.path.samestat(os.fstat(stream), os.fstat(number))
+        os.close(stream)
+    assert len(streams) == 2
+    assert orphan.asks.is_closed
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (
+            ClientRefused(12),
+            "another job, which pid 12 shows; wait for it to end, stop it with `holdfast stop`, or",
+        ),
+        (JobStarting(), "a job that is just starting; run again in a minute"),
+        (AnotherJob((False, "/b.py")), "another script, /b.py; look at it"),
+        (None, f"a job whose head, pid {os.getpid()}, does not answer; let it go on"),
+    ],
+    ids=["attached already", "not launched", "another job", "silent"],
+)
+def test_job_that_cannot_be_shown_is_told_with_what_to_do(
+    orphan: Orphan, answer: object, why: str
+) -> None:
+    if answer is not None:
+        orphan.answers.post(to_message(answer))
+
+    with pytest.raises(RunDirectoryBusy, match=f"run directory .* belongs to .*{why}") as refusal:
+        find_owner(orphan.directory, JobOptions(SCRIPT, PLACE))
+
+    assert not isinstance(refusal.value, OwnerEnded)
+
+
+def test_run_whose_head_is_gone_has_nobody_to_be_found(orphan: Orphan) -> None:
+    orphan.answers.close()
+
+    assert find_owner(orphan.directory) is None
+    assert orphan.asks.is_closed
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("client", ["lives", "is gone", "is unknown"])
+def test_stopped_head_is_ended_only_if_no_client_watches_it(
+    orphan: Orphan, monkeypatch: pytest.MonkeyPatch, client: str
+) -> None:
+    """A batch system that suspends a job stops its client as well, which still lives."""
+    head = subprocess.Popen(["sleep", "600"])
+    head.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, head.pid, os.WSTOPPED | os.WNOWAIT)
+    monkeypatch.setattr(HeldProcess, "of_peer", lambda channel: HeldProcess(head.pid))
+    clients = {"lives": os.getpid(), "is gone": _pid_of_a_dead_process(), "is unknown": None}
+    named = replace(orphan.directory.lease_owner(), client=clients[client])
+    orphan.directory.lease_path.write_bytes(named.encode())
+    is_ended = client == "is gone"
+
+    with pytest.raises(RunDirectoryBusy, match=str(head.pid)) as owner:
+        find_owner(orphan.directory)
+
+    has_ended = head.poll() is not None
+    head.kill()
+    head.wait()
+    assert has_ended is is_ended is isinstance(owner.value, OwnerEnded)
+
+
+def _pid_of_a_dead_process() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("head", ["lives", "is gone"])
+@pytest.mark.parametrize("is_run", [True, False], ids=["run", "attach"])
+def test_client_that_is_stopped_is_named_with_what_lets_it_go_on(
+    orphan: Orphan, head: str, *, is_run: bool
+) -> None:
+    client = subprocess.Popen(["sleep", "600"])
+    client.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, client.pid, os.WSTOPPED | os.WNOWAIT)
+    named = replace(orphan.directory.lease_owner(), client=client.pid)
+    if head == "is gone":
+        named = replace(named, agent=orphan.directory.path / "nowhere")
+    orphan.directory.lease_path.write_bytes(named.encode())
+    orphan.answers.post(to_message(ClientRefused(client.pid)))
+
+    with pytest.raises(RunDirectoryBusy) as owner:
+        find_owner(orphan.directory, JobOptions(SCRIPT, PLACE) if is_run else None)
+
+    client.kill()
+    client.wait()
+    assert str(owner.value).endswith(
+        f"belongs to a job whose client, pid {client.pid}, is stopped; let it go on (kill -CONT "
+        f"{client.pid}), or end it (kill -KILL {client.pid}), then ask again"
+    )
+
+
+def test_attach_to_a_job_that_has_its_client_says_that_nothing_is_to_be_done(
+    orphan: Orphan,
+) -> None:
+    orphan.answers.post(to_message(ClientRefused(12)))
+
+    with pytest.raises(RunDirectoryBusy, match="a job that pid 12 shows already; it needs no"):
+        find_owner(orphan.directory)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.commands.living_job import Life
 from holdfast.runtime.commands.main import main
+from holdfast.runtime.head.living_job import Life
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 from holdfast.runtime.run.worker_logs import WorkerLogs
 

@@ -19,11 +19,11 @@ from journal_entries import WrittenJournal, line
 from told_run import DIGEST, told_lines, told_run
 
 from holdfast.recovery.event import WorkerExited
-from holdfast.runtime.commands.living_job import Life
 from holdfast.runtime.commands.page import page_of
 from holdfast.runtime.commands.reported_run import describe_failure, facts_of
 from holdfast.runtime.commands.summary import finite
 from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.head.living_job import Life
 
 Holdfast = Callable[..., tuple[int, str, str]]
 EVIL = "a<script>alert(1)<img src=x>&amp;.py"

@@ -23,8 +23,8 @@ from holdfast.runtime.commands.job_status import (
     pace_of,
     slowest_in_words,
 )
-from holdfast.runtime.commands.living_job import JobSocket, JobStanding, Life, ending_of
 from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.head.living_job import JobSocket, JobStanding, Life, ending_of
 from holdfast.runtime.head.visits import HeadStatus
 from holdfast.runtime.run.progress import LaunchReport, StepReport, WorkerReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -17,7 +16,6 @@ from typing import Any, TypeVar, cast
 
 import pytest
 from heads import RECORD, job_of, setup_in
-from journal_entries import WrittenJournal
 
 from holdfast.runtime.batch.schedulers import CHAIN, Allocation, Scheduler
 from holdfast.runtime.errors import ExitCode, RecoveryImpossible, RunDirectoryBusy, UsageError
@@ -33,9 +31,10 @@ from holdfast.runtime.head.client import (
     run_batch_job,
     settle,
 )
-from holdfast.runtime.head.head_process import FoundHead, HeadProcess, HeadTerms, OwnerEnded
+from holdfast.runtime.head.head_process import HeadProcess, HeadTerms
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.head.job_setup import JobSetup
+from holdfast.runtime.head.living_job import FoundHead, OwnerEnded
 from holdfast.runtime.head.orders import STOPS, TimeLimit, TimeLimits
 from holdfast.runtime.head.visits import (
     Asked,
@@ -54,7 +53,7 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run import lease as lease_module
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.channel import FDS, Listener, Message, MessageKinds, pair, to_message
+from holdfast.runtime.system.channel import FDS, Message, MessageKinds, pair, to_message
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
@@ -133,47 +132,6 @@ def test_directory_is_taken_or_its_job_shown_or_asked_for_again_while_it_is_busy
     assert len(lines) == len(said)
     for line, words in zip(lines, said, strict=True):
         assert line.startswith(f"holdfast: {words}")
-
-
-@pytest.mark.parametrize(
-    ("events", "words"),
-    [
-        (None, "is no run: it has no RUN.json"),
-        ([("launch", {})], "no job lives in .* without a client; start or resume it with"),
-        (
-            [("launch", {}), ("completed", {"step": 325})],
-            "no job lives in .*completed step 325: look at it with `holdfast report",
-        ),
-    ],
-    ids=["no run", "begun", "complete"],
-)
-def test_attach_without_a_job_says_what_there_is_to_do(
-    tmp_path: Path, events: list[tuple[str, dict[str, Any]]] | None, words: str
-) -> None:
-    if events is not None:
-        journal = WrittenJournal(RunDirectory(tmp_path).journal_path, run_id="r", source="test")
-        for event, fields in events:
-            journal.record(event, **fields)
-        journal.close()
-
-    with pytest.raises(UsageError, match=words):
-        attach(tmp_path)
-
-
-def test_attach_to_a_copy_finds_no_job(tmp_path: Path) -> None:
-    run, copy = RunDirectory(tmp_path / "run"), tmp_path / "copy"
-    run.prepare()
-    run.create_record(RECORD)
-    lease = run.acquire_lease()
-    listener = Listener(tmp_path / "agent.sock")  # that of the run's own job, which lives
-    lease.name_head(os.getpid(), listener.path)
-    lease.release()
-    shutil.copytree(run.path, copy)
-
-    with pytest.raises(UsageError, match=f"no job lives in {copy} on this host without a client"):
-        attach(copy)
-
-    listener.close()
 
 
 @pytest.mark.parametrize(
@@ -354,8 +312,8 @@ def test_job_begins_with_its_words_and_leaves_no_directory_in_memory(
     place = started.terms[0].directory
     assert not place.exists()
     owner = run_dir.lease_owner()
-    assert run_dir.agent_socket() == place / "agent.sock"
-    assert (owner["pid"], owner["client"]) == (FakeProcess.pid, os.getpid())
+    assert owner.agent == place / "agent.sock"
+    assert (owner.pid, owner.client) == (FakeProcess.pid, os.getpid())
     assert capfd.readouterr().err.startswith("holdfast: starting train.py on 2 workers")
     journal = read_journal(run_dir.journal_path)
     assert [record["event"] for record in journal] == ["job_started"]
@@ -450,7 +408,7 @@ def test_job_whose_head_cannot_be_replaced_is_given_up(
 
     assert len(started.used) == starts
     assert not (started.folder / "base").exists()
-    assert RunDirectory(started.setup.options.run_dir).lease_owner()["ended"] is True
+    assert RunDirectory(started.setup.options.run_dir).lease_owner().ended
 
 
 @pytest.mark.parametrize("by", ["this process", "another process"])

@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from holdfast.runtime.errors import RecoveryImpossible, RunDirectoryBusy
+from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.head import __main__ as head_main
 from holdfast.runtime.head import head_process
 from holdfast.runtime.head.head_process import (
     HeadProcess,
     HeadTerms,
-    OwnerEnded,
-    another_job,
     begin_head,
     connect_to_head,
-    find_owner,
 )
 from holdfast.runtime.head.visits import (
-    AnotherJob,
     ClientPing,
-    ClientRefused,
-    ClientTaken,
-    JobStarting,
-    ShowJob,
 )
 from holdfast.runtime.host.pool_process import ENTRY
-from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.run.lease import Lease
-from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.channel import FDS, Channel, pair, to_message
+from holdfast.runtime.system.channel import Channel, pair, to_message
 from holdfast.runtime.system.processes import HeldProcess
 
 LISTENER = """
@@ -53,8 +39,6 @@ with open("heard", "wb") as heard:
     ))
     heard.writelines(client)
 """
-SCRIPT = Path("/a/slow.py")
-RUN = Path("/my runs/1")
 
 
 def terms(directory: Path, *, is_verbose: bool = False) -> HeadTerms:
@@ -248,205 +232,3 @@ def test_head_that_was_begun_is_spoken_to_or_followed_by_another(
         "0 1 1",
         '{"kind":"client","job":{}}',
     ]
-
-
-@pytest.mark.parametrize(
-    ("asked", "difference"),
-    [
-        (JobOptions(SCRIPT, RUN, fresh=True), "and which --fresh would set aside; "),
-        (JobOptions(Path("/b/train.py"), RUN), "and which runs another script, /a/slow.py; "),
-        (
-            JobOptions(SCRIPT, RUN, argv=("--foo", "a b")),
-            "(its: --epochs 3; asked for: --foo 'a b'); ",
-        ),
-        (JobOptions(SCRIPT, RUN), "(its: --epochs 3; asked for: none); "),
-    ],
-)
-def test_difference_is_named_with_the_command_that_goes_on(
-    asked: JobOptions, difference: str
-) -> None:
-    its = [False, str(SCRIPT), "--epochs", "3"]
-
-    text = another_job(RunDirectory(RUN), its, asked)
-
-    assert difference in text
-    assert "look at it with `holdfast attach '/my runs/1'`" in text
-
-
-@dataclass
-class Orphan:
-    """A run directory whose lease names a head, and the head's end of the connection."""
-
-    directory: RunDirectory
-    lease: Lease
-    asks: Channel
-    answers: Channel
-
-    def close(self) -> None:
-        self.lease.release()
-        self.asks.close()
-        self.answers.close()
-
-
-@pytest.fixture
-def orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orphan]:
-    directory = RunDirectory(tmp_path)
-    directory.prepare()
-    made = Orphan(directory, directory.acquire_lease(), *pair())
-    made.lease.name_head(os.getpid(), tmp_path / "agent.sock", client=os.getpid())
-    monkeypatch.setattr(head_process, "connect", lambda path: made.asks)
-    monkeypatch.setattr(head_process, "ANSWERS_WITHIN_S", 0.0)  # what it says was said before
-    yield made
-    made.close()
-
-
-def test_job_that_lives_is_found_as_it_stands(orphan: Orphan) -> None:
-    greeting = ClientTaken({"a": 1}, 2, "/tmp/a", "/", {})
-    orphan.answers.post(to_message(greeting), (orphan.lease.fileno(),))
-
-    found = find_owner(orphan.directory)
-
-    assert found is not None
-    assert (found.channel, found.process.pid) == (orphan.asks, os.getpid())
-    assert found.greeting == greeting
-    assert os.path.samestat(os.fstat(found.lease), orphan.directory.lease_path.stat())
-    found.process.close()
-    os.close(found.lease)
-
-
-@pytest.mark.parametrize(
-    ("asked", "job"),
-    [
-        (None, None),
-        (JobOptions(SCRIPT, RUN, argv=("--lr", "1")), [False, "/a/slow.py", "--lr", "1"]),
-        (JobOptions(SCRIPT, RUN, fresh=True), [True, "/a/slow.py"]),
-    ],
-    ids=["attach", "run", "run --fresh"],
-)
-def test_head_is_told_what_job_is_asked_for_and_where_its_output_goes(
-    orphan: Orphan, asked: JobOptions | None, job: list[object] | None
-) -> None:
-    orphan.answers.post(to_message(JobStarting()))
-
-    with pytest.raises(RunDirectoryBusy):
-        find_owner(orphan.directory, asked)
-
-    (question,) = orphan.answers.drain()
-    streams = question.pop(FDS)
-    assert question == to_message(ShowJob(job and tuple(job)))
-    for number, stream in enumerate(streams, start=1):
-        assert os.path.samestat(os.fstat(stream), os.fstat(number))
-        os.close(stream)
-    assert len(streams) == 2
-    assert orphan.asks.is_closed
-
-
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (
-            ClientRefused(12),
-            "another job, which pid 12 shows; wait for it to end, stop it with `holdfast stop`, or",
-        ),
-        (JobStarting(), "a job that is just starting; run again in a minute"),
-        (AnotherJob((False, "/b.py")), "another script, /b.py; look at it"),
-        (None, f"a job whose head, pid {os.getpid()}, does not answer; let it go on"),
-    ],
-    ids=["attached already", "not launched", "another job", "silent"],
-)
-def test_job_that_cannot_be_shown_is_told_with_what_to_do(
-    orphan: Orphan, answer: object, why: str
-) -> None:
-    if answer is not None:
-        orphan.answers.post(to_message(answer))
-
-    with pytest.raises(RunDirectoryBusy, match=f"run directory .* belongs to .*{why}") as refusal:
-        find_owner(orphan.directory, JobOptions(SCRIPT, RUN))
-
-    assert not isinstance(refusal.value, OwnerEnded)
-
-
-def test_run_whose_head_is_gone_has_nobody_to_be_found(orphan: Orphan) -> None:
-    orphan.answers.close()
-
-    assert find_owner(orphan.directory) is None
-    assert orphan.asks.is_closed
-
-
-def test_run_without_a_head_has_nobody_to_be_found(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path)
-    assert find_owner(directory) is None  # nobody ever owned it
-
-    lease = directory.acquire_lease()
-    assert find_owner(directory) is None  # its owner has started no head
-    lease.name_head(os.getpid(), tmp_path / "agent.sock")
-    assert find_owner(directory) is None  # nobody listens
-    lease.release()
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("client", ["lives", "is gone", "is unknown"])
-def test_stopped_head_is_ended_only_if_no_client_watches_it(
-    orphan: Orphan, monkeypatch: pytest.MonkeyPatch, client: str
-) -> None:
-    """A batch system that suspends a job stops its client as well, which still lives."""
-    head = subprocess.Popen(["sleep", "600"])
-    head.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, head.pid, os.WSTOPPED | os.WNOWAIT)
-    monkeypatch.setattr(HeldProcess, "of_peer", lambda channel: HeldProcess(head.pid))
-    named = orphan.directory.lease_owner()
-    if client == "is gone":
-        named["client"] = _pid_of_a_dead_process()
-    elif client == "is unknown":
-        del named["client"]
-    orphan.directory.lease_path.write_text(json.dumps(named))
-    is_ended = client == "is gone"
-
-    with pytest.raises(RunDirectoryBusy, match=str(head.pid)) as owner:
-        find_owner(orphan.directory)
-
-    has_ended = head.poll() is not None
-    head.kill()
-    head.wait()
-    assert has_ended is is_ended is isinstance(owner.value, OwnerEnded)
-
-
-def _pid_of_a_dead_process() -> int:
-    process = subprocess.Popen(["true"])
-    process.wait()
-    return process.pid
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("head", ["lives", "is gone"])
-@pytest.mark.parametrize("is_run", [True, False], ids=["run", "attach"])
-def test_client_that_is_stopped_is_named_with_what_lets_it_go_on(
-    orphan: Orphan, head: str, *, is_run: bool
-) -> None:
-    client = subprocess.Popen(["sleep", "600"])
-    client.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, client.pid, os.WSTOPPED | os.WNOWAIT)
-    named = orphan.directory.lease_owner() | {"client": client.pid}
-    if head == "is gone":
-        named["agent"] = str(orphan.directory.path / "nowhere")
-    orphan.directory.lease_path.write_text(json.dumps(named))
-    orphan.answers.post(to_message(ClientRefused(client.pid)))
-
-    with pytest.raises(RunDirectoryBusy) as owner:
-        find_owner(orphan.directory, JobOptions(SCRIPT, RUN) if is_run else None)
-
-    client.kill()
-    client.wait()
-    assert str(owner.value).endswith(
-        f"belongs to a job whose client, pid {client.pid}, is stopped; let it go on (kill -CONT "
-        f"{client.pid}), or end it (kill -KILL {client.pid}), then ask again"
-    )
-
-
-def test_attach_to_a_job_that_has_its_client_says_that_nothing_is_to_be_done(
-    orphan: Orphan,
-) -> None:
-    orphan.answers.post(to_message(ClientRefused(12)))
-
-    with pytest.raises(RunDirectoryBusy, match="a job that pid 12 shows already; it needs no"):
-        find_owner(orphan.directory)

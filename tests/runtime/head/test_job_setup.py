@@ -295,7 +295,7 @@ def test_hosts_that_are_refused_leave_no_record(
         prepare_job(wanted, Stillness())
 
     assert not directory.record_path.exists()
-    assert directory.lease_owner()["ended"] is True
+    assert directory.lease_owner().ended
 
 
 def test_job_on_one_host_loads_nothing_for_others() -> None:
@@ -318,7 +318,7 @@ def test_job_that_is_refused_in_its_directory_leaves_it_to_the_next(
     with pytest.raises(UsageError, match=r"holds checkpoints but no RUN\.json"):
         prepare_job(options, Stillness())
 
-    assert directory.lease_owner()["ended"] is True
+    assert directory.lease_owner().ended
     assert directory.lease_token() != ""
 
 
@@ -336,7 +336,7 @@ def test_refusal_that_only_the_lease_shows_leaves_the_saves_of_a_living_job(
         prepare_job(dataclasses.replace(options, seed=5), Stillness())
 
     owner.prove()
-    assert directory.lease_owner()["ended"] is True
+    assert directory.lease_owner().ended
     lease.release()
 
 

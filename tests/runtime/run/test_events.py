@@ -28,8 +28,8 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.commands.goodput import goodput_of
 from holdfast.runtime.commands.job_status import EventLine, job_status, told_events
 from holdfast.runtime.commands.job_status import to_json as status_to_json
-from holdfast.runtime.commands.living_job import JobStanding
 from holdfast.runtime.commands.summary import summarize, to_json
+from holdfast.runtime.head.living_job import JobStanding
 from holdfast.runtime.run import checkpoint_events as saves
 from holdfast.runtime.run import events
 from holdfast.runtime.run.entries import Entry, entries_of, entry_of

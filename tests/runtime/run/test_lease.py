@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, TypeAlias
@@ -18,7 +18,7 @@ import pytest
 from holdfast.checkpoint.errors import CommitRefused
 from holdfast.runtime.errors import RunDirectoryBusy, RunUnreadable, UsageError
 from holdfast.runtime.run import lease as lease_module
-from holdfast.runtime.run.lease import LASTS_S, Lease
+from holdfast.runtime.run.lease import LASTS_S, Lease, LeaseOwner
 from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
 from holdfast.runtime.system.witnessed_time import Stillness
 
@@ -56,7 +56,7 @@ class Place:
         self.now += LASTS_S
 
     @property
-    def owner(self) -> dict[str, Any]:
+    def owner(self) -> LeaseOwner:
         return self.directory.lease_owner()
 
 
@@ -133,8 +133,7 @@ def _locked_and_ended(place: Place) -> Lease:
 def _locked_elsewhere(place: Place) -> Lease:
     lease = _locked(place)
     place.number = None
-    content = json.dumps({**place.owner, "host": "node7"})
-    place.directory.lease_path.write_text(content)
+    place.directory.lease_path.write_bytes(replace(place.owner, host="node7").encode())
     return lease
 
 
@@ -197,14 +196,14 @@ def test_lease_is_taken_from_who_has_ended_or_shown_no_life_by_the_watchers_own_
     else:
         lease = place.take()
         owner = place.owner
-        assert (owner["token"] == lease.token != "", "ended" in owner) == (True, False)
+        assert (owner.token == lease.token != "", owner.ended) == (True, False)
         assert lease.is_renewed is (place.number is not None)
         assert sorted(os.listdir(place.directory.path)) == ["RUN.json", "lease"]
         if old is not None and claim is not None:
             renew(old)  # it wakes up, and undoes nothing
             old.end()
-            assert place.owner["token"] == lease.token
-            assert "ended" not in place.owner
+            assert place.owner.token == lease.token
+            assert not place.owner.ended
             with pytest.raises(CommitRefused, match="another job has taken the lease"):
                 claim.prove()
         lease.release()
@@ -219,10 +218,9 @@ def test_renewal_changes_nothing_that_names_the_head(place: Place) -> None:
     for socket in (Path("/a.sock"), Path("/another/longer.sock"), Path("/b")):
         lease.name_head(7, socket)
         assert renew(heir)
-        seen.add(place.owner.pop("renewed"))
         found = place.owner
-        assert (found["agent"], found["pid"], len(found)) == (str(socket), 7, 6)
-        assert found["token"] == lease.token
+        seen.add(found.renewed)
+        assert (found.agent, found.pid, found.token) == (socket, 7, lease.token)
     assert len(seen) == 3
     for one in (lease, heir):
         one.release()
@@ -237,7 +235,7 @@ def test_lease_of_another_job_is_not_ended(place: Place) -> None:
 
     old.end()
 
-    assert "ended" not in place.owner
+    assert not place.owner.ended
     for one in (old, fresh):
         one.release()
 
@@ -363,14 +361,14 @@ def test_taker_that_is_interrupted_leaves_a_lease_to_its_owner_or_a_free_directo
     if is_kept:
         with pytest.raises(RunDirectoryBusy):
             place.take()
-        assert place.owner["token"] == owner.token
+        assert place.owner.token == owner.token
         assert os.listdir(place.directory.path) == ["lease"]
         assert os.stat(place.directory.lease_path).st_nlink == 1
     elif is_kept is None:
         assert os.listdir(place.directory.path) == others
     else:
         lease = place.directory.acquire_lease()
-        assert place.owner["token"] == lease.token
+        assert place.owner.token == lease.token
         lease.release()
     owner.release()
 
@@ -396,7 +394,7 @@ def test_taker_that_comes_second_gets_nothing(
     with pytest.raises(RunDirectoryBusy, match="belongs to another job"):
         place.take()
 
-    assert place.owner["token"] == others[0].token
+    assert place.owner.token == others[0].token
     assert os.listdir(place.directory.path) == ["lease"]
     for one in (dead, *others):
         one.release()
@@ -419,7 +417,7 @@ def test_taker_that_opens_the_file_while_it_is_moved_makes_no_other_one(
 
     lease = place.take()
 
-    assert place.owner["token"] == lease.token
+    assert place.owner.token == lease.token
     for one in (dead, lease):
         one.release()
 
@@ -463,7 +461,7 @@ def test_owner_whose_new_lease_is_moved_by_mistake_waits_for_it(
     monkeypatch.setattr(Lease, "begin", begin_and_lose)
     monkeypatch.setattr(lease_module, "time", SimpleNamespace(sleep=sleep))
     if comes_back:
-        assert place.take().token == place.owner["token"]
+        assert place.take().token == place.owner.token
     else:
         with pytest.raises(RunDirectoryBusy):
             place.take()
@@ -490,7 +488,7 @@ def test_lease_that_cannot_be_looked_at_after_the_move_is_given_back(
             place.take()
 
     assert os.listdir(place.directory.path) == ["lease"]
-    assert place.owner["token"] == owner.token
+    assert place.owner.token == owner.token
     with pytest.raises(RunDirectoryBusy):
         place.take()
     owner.release()

@@ -451,11 +451,10 @@ def test_journal_loses_lines_and_raises_nothing(
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=errno_name)
-def test_history_and_owner_are_unknown_while_the_files_fail(
+def test_history_is_unknown_while_the_files_fail(
     begun: RunDirectory, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(files, "_open_name", _fail(number))
 
     assert HistoryReader(begun.journal_path).read().failures == 0
     Ownership(begun.path, "ours").refuse_taken()
-    assert begun.agent_socket() is None

@@ -310,7 +310,7 @@ def test_lease_says_the_end_of_a_job_only_if_the_head_did(
 
     files.close()
 
-    assert directory.lease_owner().get("ended", False) is is_over
+    assert directory.lease_owner().ended is is_over
 
 
 def test_disk_that_hangs_holds_up_no_end(
@@ -332,7 +332,7 @@ def test_disk_that_hangs_holds_up_no_end(
 
     files.files.close(0.01)
     assert directory.journal_path.read_text() == ""
-    assert "ended" not in directory.lease_owner()
+    assert not directory.lease_owner().ended
 
     goes_on.set()
     assert files.answer() == Written("JournalLines", 1)

@@ -1,4 +1,4 @@
-"""The job that lives in a run directory: whether one does, and what it is asked over its socket.
+"""The job that lives in a run directory: how it is found, shown and ordered, or how it has ended.
 
 The lease names the head's process and socket.  A socket with a listener is a living head: the
 kernel ends it with the process.  A directory that was moved or copied has the lease of another
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shlex
 import time
 from collections.abc import Generator, Sequence
@@ -18,30 +19,40 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.errors import ExitCode, JobError, NotSaved, UsageError
+from holdfast.runtime.errors import JobError, NotSaved, RunDirectoryBusy, UsageError
+from holdfast.runtime.head.head_process import STOPPED_ENDS_WITHIN_S
 from holdfast.runtime.head.visits import (
+    AnotherJob,
     Answered,
     AskSave,
     AskStatus,
     AskStop,
+    ClientRefused,
+    ClientTaken,
     HeadStatus,
     JobStarting,
+    ShowJob,
+    ToClient,
 )
+from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.entries import Entry, completed_step, last_job_in, last_of
 from holdfast.runtime.run.events import JobEnded
 from holdfast.runtime.run.files import ForeignFile
 from holdfast.runtime.run.find_run import no_run
-from holdfast.runtime.run.lease import has_ended
+from holdfast.runtime.run.lease import LeaseOwner
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.channel import Channel, Message, MessageKinds, connect, to_message
-from holdfast.runtime.system.processes import is_stopped
+from holdfast.runtime.system.channel import FDS, Channel, Message, MessageKinds, connect, to_message
+from holdfast.runtime.system.processes import HeldProcess, is_alive, is_stopped
 from holdfast.runtime.system.witnessed_time import Bound
 
 _ANSWERED: MessageKinds[Answered] = MessageKinds(Answered)
 _STATUS: MessageKinds[HeadStatus] = MessageKinds(HeadStatus)
+_TO_CLIENT: MessageKinds[ToClient] = MessageKinds(ToClient)
 _RETRY_S = 0.05
 _ANSWERS_WITHIN_S = 2.0
 """People wait for the answer; a head looks at its messages many times a second."""
+SHOWS_WITHIN_S = 15.0
+"""A busy machine may need that long; a head that does not answer then may be ended."""
 
 
 class Life(Enum):
@@ -72,6 +83,19 @@ _WITHOUT_END = {
 """How a job stands whose journal tells no end."""
 
 
+_REFUSALS = {
+    "another": "another job, which pid {pid} shows; wait for it to end, stop it with `holdfast "
+    "stop`, or choose another --run-dir",
+    "attached": "a job that pid {pid} shows already; it needs no `holdfast attach`, and "
+    "`holdfast status` shows how it goes",
+    "stopped_client": "a job whose client, pid {pid}, is stopped; let it go on (kill -CONT {pid}), "
+    "or end it (kill -KILL {pid}), then ask again",
+    "silent": "a job whose head, pid {pid}, does not answer; let it go on (kill -CONT {pid}) or "
+    "end it (kill -KILL {pid}), then run again",
+    "starting": "a job that is just starting; run again in a minute",
+}
+
+
 class NobodyRuns(NotSaved):
     """No job runs in ``directory``; ``life`` is whether the last one has ended, or was lost."""
 
@@ -92,27 +116,29 @@ def ending_of(job: Sequence[Entry[Any]], life: Life, words: str) -> JobStanding:
     """Return how a job stands, in words; ``words`` say more of it."""
     if life in _RUNNING:
         return JobStanding(_RUNNING[life].format(words), is_over=False)
-    ended = last_of(job, JobEnded)
+    end = _end_told(job, life)
+    is_over = end != "" or life is not Life.UNKNOWN
+    return JobStanding(end or _WITHOUT_END[life].format(words), is_over)
+
+
+def _end_told(job: Sequence[Entry[Any]], life: Life) -> str:
+    """Return how a job has ended, as its journal tells it; "" if it tells no end."""
+    ended, step = last_of(job, JobEnded), completed_step(job)
     if ended is not None:
-        return JobStanding(ended.event.describe(), is_over=True)
-    step = completed_step(job)
-    if step is not None:
-        lost = ", after its head was lost" if life is Life.GONE else ""
-        return JobStanding(f"completed step {step}{lost}", is_over=True)
-    return JobStanding(_WITHOUT_END[life].format(words), is_over=life is not Life.UNKNOWN)
+        return ended.event.describe()
+    lost = ", after its head was lost" if life is Life.GONE else ""
+    return "" if step is None else f"completed step {step}{lost}"
 
 
-def _with_last_job(error: NobodyRuns, directory: RunDirectory) -> str:
+def no_job(error: NobodyRuns, directory: RunDirectory) -> str:
     """Return that no job runs, with the end of the last one."""
     job = last_job_in(directory)
     if not job:
         return str(error)
-    ended, begin = last_of(job, JobEnded), f"no job runs in {directory.path}: the last one"
-    if ended is None:
-        return f"{begin} was lost; go on with `holdfast run`"
-    if ended.event.exit_code == ExitCode.DONE:
-        return f"{begin} {ended.event.reason}; look at it with `holdfast report {directory.path}`"
-    return f"{begin} {ended.event.describe()}"
+    end = _end_told(job, error.life)
+    look = f"; look at it with `holdfast report {shlex.quote(str(directory.path))}`"
+    last = f"{end}{look}" if end else f"is {_WITHOUT_END[error.life]}"
+    return f"no job runs in {directory.path}: the last one {last}"
 
 
 def life_of(directory: RunDirectory) -> Life:
@@ -132,7 +158,7 @@ def find_life(directory: RunDirectory, answer: HeadStatus | None) -> tuple[Life,
         where = shlex.quote(str(directory.path))
         return Life.DETACHED, f"take it over: `holdfast attach {where}`"
     try:
-        channel = living_head(directory)
+        channel = find_head(directory)
     except NobodyRuns as error:
         return error.life, str(error)
     except JobError as error:
@@ -142,51 +168,56 @@ def find_life(directory: RunDirectory, answer: HeadStatus | None) -> tuple[Life,
     return Life.RUNNING, ""
 
 
-def living_head(directory: RunDirectory) -> Channel | None:
+def find_head(directory: RunDirectory) -> Channel | None:
     """Return a connection to the head of the job in ``directory``; None if that is to come.
 
     Raises:
         NotSaved: no job runs, or it is out of reach; the message says which.
         UsageError: the lease is not the run's own file.
     """
-    owner = _owner_of(directory)
-    here = os.uname().nodename
-    if owner["host"] != here:
-        raise NotSaved(
-            f"{directory.path} belongs to host {owner['host']}, this is {here}; ask there"
-        )
-    takes_orders = owner.get("takes_orders") is not False  # `holdfast repair` takes none
-    if takes_orders:
+    owner, here = _owner_of(directory), os.uname().nodename
+    if owner.host != here:
+        raise NotSaved(f"{directory.path} belongs to host {owner.host}, this is {here}; ask there")
+    if owner.takes_orders:
         if channel := _connected(directory):
             return channel
-        holders = [owner[name] for name in ("pid", "client") if name in owner]
+        holders = [pid for pid in (owner.pid, owner.client) if pid is not None]
         if any(_holds(pid, directory.lease_path) for pid in holders):
             return None
-    is_over = has_ended(owner) or not takes_orders
+    is_over = owner.ended or not owner.takes_orders
     raise NobodyRuns(Life.ENDED if is_over else Life.GONE, directory)
 
 
 def _connected(directory: RunDirectory) -> Channel | None:
-    """Return a connection to the head that the lease names, None if none listens there."""
-    socket = directory.agent_socket()
-    with contextlib.suppress(OSError):
-        return None if socket is None else connect(socket)
+    """Return a connection to the head that the lease names, None if none listens here.
+
+    A copy of a run directory has a lease of another place.  A place that is not there may be
+    this one, as a job in a container sees it.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        owner = directory.lease_owner()
+        place, is_here = owner.directory, owner.host == os.uname().nodename
+        is_its = place is not None and (not place.exists() or directory.path.samefile(place))
+        if is_here and is_its and owner.agent is not None:
+            return connect(owner.agent)
     return None
 
 
-def _owner_of(directory: RunDirectory) -> dict[str, Any]:
+def _owner_of(directory: RunDirectory) -> LeaseOwner:
+    """Return the owner that the lease names; raises as `find_head` does."""
     try:
         owner = directory.lease_owner()
-        owner |= {"host": str(owner["host"]), "pid": int(owner["pid"])}
     except ForeignFile as error:
         raise UsageError(str(error)) from error
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+    except (FileNotFoundError, ValueError) as error:
         raise NobodyRuns(Life.GONE, directory) from error
     except OSError as error:
         raise NotSaved(
             f"{directory.lease_path} cannot be read: {error.strerror or error}; ask as its owner, "
             "or again when the file system answers"
         ) from error
+    if owner.host is None or owner.pid is None:
+        raise NobodyRuns(Life.GONE, directory)
     return owner
 
 
@@ -207,6 +238,120 @@ def _holds(pid: int, lease_path: Path) -> bool:
     except OSError:  # it has ended meanwhile
         return False
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class FoundHead:
+    """A living head, and what it has answered."""
+
+    channel: Channel
+    process: HeldProcess
+    greeting: ClientTaken
+    lease: int
+    """The descriptor of the lease, that this process holds as well from now on."""
+
+
+class OwnerEnded(RunDirectoryBusy):
+    """The job had no client, and its head was stopped; it was ended just now."""
+
+
+def find_owner(run_dir: RunDirectory, asked: JobOptions | None = None) -> FoundHead | None:
+    """Return the head of the job in ``run_dir``, for this process to show; None if it is to come.
+
+    A request of another script, or for a fresh run, attaches to no job.
+
+    Raises:
+        OwnerEnded: it was ended.
+        RunDirectoryBusy: it keeps the directory; the text says why, and what to do.
+        NotSaved, UsageError: as `find_head` does.
+    """
+    channel = find_head(run_dir)
+    if channel is None:
+        client = _owner_of(run_dir).client
+        if client is not None and is_stopped(client):  # it starts no other head
+            raise _busy(run_dir, "stopped_client", client)
+        return None
+    process = HeldProcess.of_peer(channel)
+    if process is None:
+        channel.close()
+        return None
+    answer, fds = _ask(channel, asked)
+    if isinstance(answer, ClientTaken):
+        return FoundHead(channel, process, answer, *fds)
+    with contextlib.closing(channel), contextlib.closing(process):
+        _refuse(run_dir, answer, process, asked)
+    return None
+
+
+def _refuse(
+    run_dir: RunDirectory,
+    answer: ToClient | str | None,
+    head: HeldProcess,
+    asked: JobOptions | None,
+) -> None:
+    """Raise what a head means that lets nobody show its job, or that is silent."""
+    match answer:
+        case "silent" if _end_if_stopped(head, run_dir):
+            words = f"it had no client, and its head, pid {head.pid}, was stopped"
+            raise OwnerEnded(f"ended the job in {run_dir.path}: {words}")
+        case "silent":
+            raise _busy(run_dir, "silent", head.pid)
+        case AnotherJob(job) if asked is not None:
+            raise RunDirectoryBusy(another_job(run_dir, job, asked))
+        case ClientRefused(pid):
+            others = "attached" if asked is None else "another"
+            raise _busy(run_dir, "stopped_client" if is_stopped(pid) else others, pid)
+        case JobStarting():
+            raise _busy(run_dir, "starting", head.pid)
+
+
+def _busy(run_dir: RunDirectory, kind: str, pid: int) -> RunDirectoryBusy:
+    words = _REFUSALS[kind].format(pid=pid)
+    return RunDirectoryBusy(f"run directory {run_dir.path} belongs to {words}")
+
+
+def another_job(run_dir: RunDirectory, its: Sequence[object], asked: JobOptions) -> str:
+    """Return in words how the request differs from the job that lives; ``its`` as `_ask` asks."""
+    _, script, *argv = map(str, its)
+    if asked.fresh:
+        difference = "which --fresh would set aside"
+    elif script != str(asked.script):
+        difference = f"which runs another script, {script}"
+    else:
+        wanted, had = (shlex.join(words) or "none" for words in (asked.argv, argv))
+        difference = f"which has other arguments of the script (its: {had}; asked for: {wanted})"
+    return (
+        f"run directory {run_dir.path} belongs to a job that lives without a client, and "
+        f"{difference}; "
+        f"look at it with `holdfast attach {shlex.quote(str(run_dir.path))}`, or choose "
+        "another --run-dir"
+    )
+
+
+def _end_if_stopped(head: HeldProcess, run_dir: RunDirectory) -> bool:
+    """Kill a head that is stopped and that no client watches; its workers die with it.
+
+    A batch system that suspends a job stops the client as well, which then still lives.
+    """
+    client = _owner_of(run_dir).client
+    if client is None or is_alive(client) or not is_stopped(head.pid):
+        return False
+    head.kill()
+    return head.has_ended(STOPPED_ENDS_WITHIN_S)
+
+
+def _ask(channel: Channel, asked: JobOptions | None) -> tuple[ToClient | str | None, Sequence[int]]:
+    """Return the answer and what comes along: "silent" without any in time, None if it goes."""
+    job = None if asked is None else (asked.fresh, str(asked.script), *asked.argv)
+    with contextlib.suppress(OSError):  # it may have answered and closed already
+        channel.send(to_message(ShowJob(job)), (1, 2))
+    bound = Bound(SHOWS_WITHIN_S)
+    if not bound.wait(lambda left_s: select.select([channel], [], [], left_s)[0]):
+        return "silent", ()
+    line = None
+    with contextlib.suppress(OSError):
+        line = channel.receive()
+    return (None, ()) if line is None else (_TO_CLIENT.decode(line), line.get(FDS, ()))
 
 
 class JobSocket:
@@ -272,9 +417,9 @@ def answers_to(
     bound = Bound(timeout_s)
     while not bound.has_passed:
         try:
-            channel = living_head(directory)
+            channel = find_head(directory)
         except NobodyRuns as error:
-            raise NotSaved(_with_last_job(error, directory)) from error
+            raise NotSaved(no_job(error, directory)) from error
         if channel is not None:
             with contextlib.closing(channel):
                 channel.post(to_message(order))
@@ -288,8 +433,8 @@ def answers_to(
 def _late(directory: RunDirectory, timeout_s: float, until: str) -> str:
     """Return why there is no answer in time."""
     path, owner = directory.path, _owner_of(directory)
-    for who, pid in (("head", owner["pid"]), ("client", owner.get("client"))):
-        if isinstance(pid, int) and is_stopped(pid):
+    for who, pid in (("head", owner.pid), ("client", owner.client)):
+        if pid is not None and is_stopped(pid):
             return (
                 f"the {who} of the job in {path}, pid {pid}, is stopped; "
                 f"let it go on with `kill -CONT {pid}`, then ask again"
