@@ -112,8 +112,9 @@ def verify(run_dir: Path, step: int | None, *, all_steps: bool) -> None:
     damaged = [verdict.step for verdict in bad if not verdict.is_unread]
     if not damaged:
         sys.exit(ExitCode.STOPPED_EARLY if bad else ExitCode.DONE)
+    repair = RunDirectory(run_dir).command("repair", "--from", "COPY")
     click.echo(
-        f"holdfast: mend damaged steps with `holdfast repair {run_dir} --from COPY`, or "
+        f"holdfast: mend damaged steps with {repair}, or "
         f"remove {run.store.directory / step_name(damaged[0])}",
         err=True,
     )

@@ -135,8 +135,7 @@ def no_job(error: NobodyRuns, directory: RunDirectory) -> str:
     job = last_job_in(directory)
     if not job:
         return str(error)
-    end = _end_told(job, error.life)
-    look = f"; look at it with `holdfast report {shlex.quote(str(directory.path))}`"
+    end, look = _end_told(job, error.life), f"; look at it with {directory.command('report')}"
     last = f"{end}{look}" if end else f"is {_WITHOUT_END[error.life]}"
     return f"no job runs in {directory.path}: the last one {last}"
 
@@ -155,8 +154,7 @@ def find_life(directory: RunDirectory, answer: HeadStatus | None) -> tuple[Life,
     if answer is not None and answer.run_dir:
         if answer.client is not None:
             return Life.RUNNING, ""
-        where = shlex.quote(str(directory.path))
-        return Life.DETACHED, f"take it over: `holdfast attach {where}`"
+        return Life.DETACHED, f"take it over: {directory.command('attach')}"
     try:
         channel = find_head(directory)
     except NobodyRuns as error:
@@ -322,9 +320,7 @@ def another_job(run_dir: RunDirectory, its: Sequence[object], asked: JobOptions)
         difference = f"which has other arguments of the script (its: {had}; asked for: {wanted})"
     return (
         f"run directory {run_dir.path} belongs to a job that lives without a client, and "
-        f"{difference}; "
-        f"look at it with `holdfast attach {shlex.quote(str(run_dir.path))}`, or choose "
-        "another --run-dir"
+        f"{difference}; look at it with {run_dir.command('attach')}, or choose another --run-dir"
     )
 
 

@@ -40,6 +40,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import stat
 import tempfile
 from collections.abc import Callable
@@ -181,6 +182,10 @@ class RunDirectory:
             if error.errno in TRANSIENT or isinstance(error, PermissionError):
                 raise self._unusable(error) from error
             return None
+
+    def command(self, name: str, *more: str) -> str:
+        """Return a command on this run, for a sentence, as a shell takes it."""
+        return f"`{shlex.join(['holdfast', name, str(self.path), *more])}`"
 
     def prepare(self) -> None:
         """Create the directory if needed, and check that it can be written to.

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -64,6 +63,7 @@ from holdfast.runtime.exchange.membership import Communicator, Membership
 from holdfast.runtime.model.replica import first_cursor
 from holdfast.runtime.run import events
 from holdfast.runtime.run.checkpoint_events import Rejected, Unreadable
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.script_record import TRAININGS
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.codec import decode, encode
@@ -255,6 +255,7 @@ class JobRestore:
         self._job = job
         self._state = state
         self._store = context.open_store()
+        self._repair = RunDirectory(context.run_dir).command("repair", "--from", "COPY")
         self._patience = patience
         self._spent_s = 0.0
         self._steps: tuple[int, ...] = ()
@@ -464,19 +465,16 @@ class JobRestore:
         if damaged:
             raise RecoveryImpossible(
                 f"none of the {len(damaged)} checkpoints of {run_dir} is valid; mend them from a "
-                f"copy with `holdfast repair {shlex.quote(str(run_dir))} --from COPY`, or start "
-                "over with --fresh"
+                f"copy with {self._repair}, or start over with --fresh"
             )
 
     def _tell(self, step: int, trouble: Trouble) -> None:
         """Record why a step was given up; a step that may be whole is not rejected."""
-        reason, run_dir = trouble.reason, self._context.run_dir
+        reason, place = trouble.reason, self._context.run_dir / STORE_NAME / step_name(step)
         if trouble.finding is ReadFinding.DAMAGED:
             self._context.journal.record(Rejected(step=step, reason=reason))
-            place = run_dir / STORE_NAME / step_name(step)
-            repair = f"mend it from a copy with `holdfast repair {run_dir} --from COPY`"
-            other = f"move {place} to where that run is"
-            advice = other if trouble.is_other_runs else f"{repair}, or remove {place}"
+            lost, other = f"without a copy, remove {place}", f"move {place} to where that run is"
+            advice = other if trouble.is_other_runs else lost
             self._context.notify(f"checkpoint step {step} was rejected: {reason}; {advice}")
             return
         unread = Unreadable(
@@ -498,10 +496,9 @@ class JobRestore:
         rejected = [s for s in self._troubles if s not in unread]
         damaged = [s for s in rejected if not self._troubles[s].is_other_runs]
         if damaged:
-            run_dir = shlex.quote(str(self._context.run_dir))
             self._context.notify(
                 f"{goes_on}, because step {damaged[0]} is damaged; to mend that from a copy, stop "
-                f"the job: `holdfast repair {run_dir} --from COPY`"
+                f"the job: {self._repair}"
             )
         elif self._steps[0] in rejected:
             self._context.notify(goes_on)

@@ -53,10 +53,11 @@ def test_byte_that_one_finds_wrong_sends_all_to_the_older_step(run: Run) -> None
     (reason,) = run.reasons()
     assert "in shard 2 have a wrong digest" in reason
     (notice,) = {notice for notice in run.notices if "was rejected" in notice}
-    assert f"`holdfast repair {run.directory} --from COPY`, or remove {directory}" in notice
+    assert notice.endswith(f"; without a copy, remove {directory}")
     told = [notice for notice in run.notices if notice.startswith("training goes on")]
-    assert [line.partition(";")[0] for line in told] == [
-        "training goes on from checkpoint step 10, because step 20 is damaged"
+    assert told == [
+        "training goes on from checkpoint step 10, because step 20 is damaged; to mend that from a "
+        f"copy, stop the job: `holdfast repair {run.directory} --from COPY`"
     ]
 
 
