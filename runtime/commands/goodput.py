@@ -22,7 +22,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
-from holdfast.runtime.run.entries import Entry, of
+from holdfast.runtime.run.entries import Entries, Entry, jobs_of, of
 from holdfast.runtime.run.events import JobStarted, LaunchBegan, Paused, Relaunch, Step
 
 _NS = 1_000_000_000
@@ -31,8 +31,6 @@ _LAUNCHES = (LaunchBegan, JobStarted, Relaunch)
 
 SINCE_LAST_STEP = "since the last step"
 """Nobody knows yet what it will turn out to be: another step, a repair, the end."""
-
-Entries = Sequence[Entry[Any]]
 
 
 class Bucket(Enum):
@@ -141,19 +139,6 @@ def goodput_of(entries: Entries, now_s: float | None = None) -> Goodput | None:
         del lengths[Bucket.ENDING.label]  # the job has no end yet
     parts = {name: length / _NS for name, length in lengths.items()}
     return Goodput(sum(lengths.values()) / _NS, parts, len(jobs)) if jobs else None
-
-
-def jobs_of(entries: Entries) -> list[Entries]:
-    """Cut a journal at each begin of a job; without any it is one job."""
-    starts = [i for i, entry in enumerate(entries) if isinstance(entry.event, JobStarted)]
-    ends = [*starts[1:], len(entries)]
-    jobs = [entries[start:end] for start, end in zip(starts, ends, strict=False)]
-    return jobs if jobs or not entries else [entries]
-
-
-def newest_job(entries: Entries) -> Entries:
-    """Return the entries from the last begin of a job on; all of them without one."""
-    return (jobs_of(entries) or [entries])[-1]
 
 
 def spans_of(

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.recovery.event import WorkerCompleted, WorkerStopped, WorldFormed
-from holdfast.runtime.commands.goodput import Entries, Goodput, goodput_of, newest_job
+from holdfast.runtime.commands.goodput import Goodput, goodput_of
 from holdfast.runtime.commands.summary import finite
 from holdfast.runtime.head.living_job import JobSocket, JobStanding, ending_of, find_life
 from holdfast.runtime.head.visits import HeadStatus
 from holdfast.runtime.run.checkpoint_events import Checkpoint
-from holdfast.runtime.run.entries import Entry, last_of, of, read_on
+from holdfast.runtime.run.entries import Entries, Entry, last_of, newest_job, of, read_on
 from holdfast.runtime.run.events import Epoch, JobEnded, JobStarted, LaunchBegan, Step, StepRestored
 from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import JournalReader

@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.recovery.event import Event, WorkerExited
-from holdfast.runtime.commands.goodput import Entries, newest_job
 from holdfast.runtime.commands.summary import EpochReport, Report, summarize
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.head.living_job import JobSocket, Life, ending_of, find_life
 from holdfast.runtime.run import progress
-from holdfast.runtime.run.entries import Entry, last_of, read_on, sentence_of
+from holdfast.runtime.run.entries import (
+    Entries,
+    Entry,
+    last_of,
+    newest_job,
+    read_on,
+    sentence_of,
+)
 from holdfast.runtime.run.events import JobStarted
 from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import JournalReader

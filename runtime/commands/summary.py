@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.recovery.event import Event, WorkerCompleted, WorkerExited, WorkerStopped
-from holdfast.runtime.commands.goodput import Bucket, Entries, goodput_of, jobs_of
+from holdfast.runtime.commands.goodput import Bucket, goodput_of
 from holdfast.runtime.run.checkpoint_events import (
     Checkpoint,
     CheckpointFailed,
@@ -30,7 +30,7 @@ from holdfast.runtime.run.checkpoint_events import (
     Rejected,
     Unreadable,
 )
-from holdfast.runtime.run.entries import completed_step, last_of, of
+from holdfast.runtime.run.entries import Entries, completed_step, jobs_of, last_of, of
 from holdfast.runtime.run.events import (
     Epoch,
     EpochLedger,

@@ -54,7 +54,7 @@ from holdfast.runtime.run.entries import entries_of, of
 from holdfast.runtime.run.events import FaultStruck, JobStarted
 from holdfast.runtime.run.failure_history import HistoryReader, host_losses
 from holdfast.runtime.run.files import ForeignFile, answering, refusal
-from holdfast.runtime.run.journal import Journal, JournalReader, next_generation, read_journal
+from holdfast.runtime.run.journal import Journal, next_generation, read_journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.program import Program, keep
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
@@ -375,11 +375,9 @@ def _check_hosts(setup: JobSetup) -> None:
 
 def _losses_in(options: JobOptions) -> dict[str, int]:
     """Return how often the run has lost its hosts of late; a new one has lost none."""
-    with contextlib.suppress(OSError):  # nobody knows
-        if not options.fresh and not options.try_lost_hosts:
-            journal = RunDirectory(options.run_dir).journal_path
-            return host_losses(JournalReader(journal).read(), time.time())
-    return {}
+    if options.fresh or options.try_lost_hosts:
+        return {}
+    return host_losses(RunDirectory(options.run_dir).journal_path, time.time())
 
 
 def _open_run(setup: JobSetup) -> None:

@@ -9,7 +9,6 @@ ones the journal tells the number.
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from typing import Any
 from holdfast.recovery.event import Event
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.host.host_messages import Traced
-from holdfast.runtime.run.entries import Entry, entry_of
+from holdfast.runtime.run.entries import Entry, entry_in
 from holdfast.runtime.run.journal import RecordedEvent, Records
 from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.run.trace import TracePiece
@@ -110,10 +109,8 @@ class RunLink:
     def take(self, records: Records) -> None:
         """Write the records of a process into the journal, with the head's own moments."""
         lines = [event.line(self._run_id, records.source) for event in records.events]
-        for line in lines:
-            entry = entry_of(json.loads(line))
-            if entry is not None:
-                self._saw(entry)
+        for entry in filter(None, map(entry_in, lines)):
+            self._saw(entry)
         self._write(lines)
 
     def trace(self, traced: Traced) -> None:

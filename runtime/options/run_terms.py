@@ -14,19 +14,22 @@ import shlex
 import time
 from pathlib import Path
 
-from holdfast.recovery.event import WorkerCompleted
+from holdfast.recovery.event import WorkerCompleted, WorkerStopped
 from holdfast.runtime.batch.schedulers import CHAIN, find_array_task
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.sources import default_run_dir
-from holdfast.runtime.run.entries import last_job_in, last_of
-from holdfast.runtime.run.events import JobEnded, JobStarted
-from holdfast.runtime.run.journal import has_step
+from holdfast.runtime.run.checkpoint_events import Checkpoint
+from holdfast.runtime.run.entries import entry_of, last_job_in, last_of
+from holdfast.runtime.run.events import JobEnded, JobStarted, Step
+from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
 from holdfast.runtime.run.program import Program, identity_of
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.own_process import usable_cores
+
+_OF_STEPS = (Step, Checkpoint, WorkerCompleted, WorkerStopped)
 
 
 def open_or_create_record(
@@ -75,9 +78,10 @@ def _has_begun(directory: RunDirectory, options: JobOptions) -> bool:
     if directory.newest_step is not None:
         return True
     try:
-        return has_step(directory.journal_path)
-    except OSError:
-        return True
+        lines = JournalReader(directory.journal_path).read()
+        return any(isinstance(entry.event, _OF_STEPS) for entry in map(entry_of, lines) if entry)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
 
 
 def refuse_other_program(options: JobOptions, program: Program, *, is_owned: bool = False) -> None:

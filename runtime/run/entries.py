@@ -14,13 +14,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeGuard, TypeVar, final
+from typing import Any, Generic, TypeAlias, TypeGuard, TypeVar, final
 
 from holdfast.recovery.event import EVENTS, Event, WorkerCompleted
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.run import checkpoint_events, events  # noqa: F401  (fill the list)
 from holdfast.runtime.run.files import ForeignFile, refusal
-from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
+from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, parse_line
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.codec import WrongValue, field_readers
 
@@ -60,6 +60,9 @@ class Entry(Generic[_Event_co]):
         return sentence_of(self.event) if self.event.IS_TOLD else ""
 
 
+Entries: TypeAlias = Sequence[Entry[Any]]
+
+
 def sentence_of(event: Event) -> str:
     """Return the event in a sentence of one line."""
     return " ".join(event.describe().split())
@@ -68,6 +71,12 @@ def sentence_of(event: Event) -> str:
 def entries_of(lines: Iterable[Mapping[str, Any]]) -> list[Entry[Any]]:
     """Return the lines that are what they say, in their order."""
     return [entry for entry in map(entry_of, lines) if entry is not None]
+
+
+def entry_in(line: str | bytes) -> Entry[Any] | None:
+    """Return what stands in a line, None if it is torn or makes no sense."""
+    record = parse_line(line)
+    return None if record is None else entry_of(record)
 
 
 def entry_of(line: Mapping[str, Any]) -> Entry[Any] | None:
@@ -152,14 +161,26 @@ def read_on(
         raise UsageError(f"{journal} holds no records; no job has started in {path} yet")
 
 
-def last_job_in(directory: RunDirectory) -> list[Entry[Any]]:
+def last_job_in(directory: RunDirectory) -> Entries:
     """Return the journal from the begin of the last job on; of a long job only its end."""
     entries: list[Entry[Any]] = []
     with contextlib.suppress(JobError, OSError):
         reader = JournalReader(directory.journal_path, tail_bytes=TAIL_BYTES)
         read_on(directory, reader.read, entries)
-    begins = [at for at, entry in enumerate(entries) if type(entry.event) is events.JobStarted]
-    return entries[begins[-1] :] if begins else entries
+    return newest_job(entries)
+
+
+def newest_job(entries: Entries) -> Entries:
+    """Return the entries from the last begin of a job on; all of them without one."""
+    return (jobs_of(entries) or [entries])[-1]
+
+
+def jobs_of(entries: Entries) -> list[Entries]:
+    """Cut a journal at each begin of a job; without any it is one job."""
+    starts = [i for i, entry in enumerate(entries) if isinstance(entry.event, events.JobStarted)]
+    ends = [*starts[1:], len(entries)]
+    jobs = [entries[start:end] for start, end in zip(starts, ends, strict=False)]
+    return jobs if jobs or not entries else [entries]
 
 
 def of(entries: Iterable[Entry[Any]], kind: type[_Event]) -> list[Entry[_Event]]:
@@ -167,12 +188,12 @@ def of(entries: Iterable[Entry[Any]], kind: type[_Event]) -> list[Entry[_Event]]
     return [entry for entry in entries if type(entry.event) is kind]
 
 
-def last_of(entries: Sequence[Entry[Any]], kind: type[_Event]) -> Entry[_Event] | None:
+def last_of(entries: Entries, kind: type[_Event]) -> Entry[_Event] | None:
     """Return the newest entry of one kind of event, None without any."""
     return next((entry for entry in reversed(entries) if type(entry.event) is kind), None)
 
 
-def completed_step(entries: Sequence[Entry[Any]]) -> int | None:
+def completed_step(entries: Entries) -> int | None:
     """Return the step that the last launch has completed, None if it has not."""
     for entry in reversed(entries):
         if isinstance(entry.event, WorkerCompleted):

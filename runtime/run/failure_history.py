@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from holdfast.recovery.event import HostLost
 from holdfast.recovery.placement import REMEMBERED_S
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.run.checkpoint_events import Checkpoint, Rejected
-from holdfast.runtime.run.entries import Entry, entry_of
+from holdfast.runtime.run.entries import Entry, entry_in, of
 from holdfast.runtime.run.events import JobEnded, JobStarted, Relaunch, StepRestored
 from holdfast.runtime.run.files import BoundedCalls
-from holdfast.runtime.run.journal import JournalReader, Record, parse_line
+from holdfast.runtime.run.journal import JournalReader
 
 _HISTORY_WITHIN_S = 10.0
 """The journal of a year is read in a few seconds."""
@@ -28,6 +28,7 @@ _HISTORY_WITHIN_S = 10.0
 _TELLING = (JobStarted, JobEnded, Relaunch, Rejected, Checkpoint, StepRestored)
 # Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
 _MARKS = tuple(f'"{event.NAME}"'.encode() for event in _TELLING)
+_HOST_LOST = f'"{HostLost.NAME}"'.encode()
 _NO_HISTORY = FailureHistory()
 
 
@@ -101,33 +102,29 @@ class HistoryReader:
     def read(self) -> FailureHistory:
         """Return the training time and the failures so far; a journal that fails adds none."""
         self._calls.run(self._read)
-        return self.history.at(_time_of(parse_line(self._before)))
+        return self.history.at(self._time_before())
 
     def _read(self) -> None:
         with contextlib.suppress(OSError):
             for line in self._reader.lines():
-                entry = _telling(line)
+                entry = entry_in(line) if any(mark in line for mark in _MARKS) else None
                 if entry is not None:
-                    self.history.passed(_time_of(parse_line(self._before)))
+                    self.history.passed(self._time_before())
                     self.history.count(entry)
                 self._before = line
 
-
-def _telling(line: bytes) -> Entry[Any] | None:
-    """Return the entry of a line that counts here, None for any other."""
-    if not any(mark in line for mark in _MARKS):
-        return None
-    record = parse_line(line)
-    return None if record is None else entry_of(record)
+    def _time_before(self) -> float | None:
+        entry = entry_in(self._before)
+        return None if entry is None else entry.now
 
 
-def _time_of(record: Record | None) -> float | None:
-    now = None if record is None else record.get("now")
-    return float(now) if isinstance(now, (int, float)) else None
+def host_losses(journal: Path, now: float) -> dict[str, int]:
+    """Return how often each host was lost in the day before ``now``, in seconds since 1970.
 
-
-def host_losses(records: Iterable[Record], now: float) -> dict[str, int]:
-    """Return how often each host was lost in the day before ``now``, in seconds since 1970."""
-    lost = (record for record in records if record["event"] == "host_lost")
-    recent = (str(record["host"]) for record in lost if now - record["time"] < REMEMBERED_S)
-    return dict(Counter(recent))
+    A journal that cannot be read tells of none.
+    """
+    lost: list[Entry[HostLost]] = []
+    with contextlib.suppress(OSError):
+        lines = (line for line in JournalReader(journal).lines() if _HOST_LOST in line)
+        lost = of(filter(None, map(entry_in, lines)), HostLost)
+    return dict(Counter(entry.event.host for entry in lost if now - entry.time < REMEMBERED_S))

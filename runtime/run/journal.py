@@ -66,7 +66,6 @@ TAIL_BYTES = 1 << 20
 _CLOSED = -1
 _ENDS_WITHIN_S = 5.0
 _LOG = logging.getLogger(__name__)
-_OF_STEPS = frozenset({"step", "checkpoint", "completed", "stopped"})
 _LARGEST_MANIFEST_BYTES = 256 << 20
 
 
@@ -363,7 +362,7 @@ class JournalReader:
                 yield line
 
 
-def parse_line(line: bytes) -> Record | None:
+def parse_line(line: str | bytes) -> Record | None:
     """Return the record in a journal's line, None if the line is torn or no record."""
     try:
         record = json.loads(line)
@@ -379,19 +378,6 @@ def read_journal(path: Path) -> list[Record]:
         OSError: the file cannot be read.
     """
     return list(JournalReader(path).read())
-
-
-def has_step(path: Path) -> bool:
-    """Return whether a journal knows of a step that was trained or saved.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    try:
-        records = map(parse_line, JournalReader(path).lines())
-        return any(record is not None and record["event"] in _OF_STEPS for record in records)
-    except FileNotFoundError:
-        return False
 
 
 def next_generation(directory: RunDirectory) -> int:

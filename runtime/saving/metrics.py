@@ -10,7 +10,6 @@ Figures are those of one job, and begin anew with the next one.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,14 +19,13 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from holdfast.recovery.event import WorkerExited
 from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
-from holdfast.runtime.run.entries import Entry, entry_of
+from holdfast.runtime.run.entries import Entry, entry_in
 from holdfast.runtime.run.events import Epoch, JobEnded, JobStarted, Recovery, Relaunch, Step
 from holdfast.runtime.run.files import BoundedCalls, write_whole
 from holdfast.runtime.run.journal import JournalReader
 from holdfast.runtime.run.live_line import Pace
 from holdfast.runtime.run.progress import LaunchReport, WorkerReport
 
-_JOB_STARTED = b'"event": "job_started"'
 _TAIL_BYTES = 16 << 20
 """A hundred thousand lines, which take a second or two."""
 
@@ -129,17 +127,12 @@ class MetricsShown:
     def go_on(self, journal: Path) -> None:
         """Count what the journal tells of the job so far: another writer may have been here."""
         with contextlib.suppress(OSError):
-            lines = list(JournalReader(journal, tail_bytes=_TAIL_BYTES).lines())
-            begun = [n for n, line in enumerate(lines) if _JOB_STARTED in line]
-            self.saw(lines[begun[-1] if begun else 0 :])
+            self.saw(JournalReader(journal, tail_bytes=_TAIL_BYTES).lines())
 
     def saw(self, lines: Iterable[str | bytes]) -> None:
         """Count lines of the journal."""
-        for line in lines:
-            with contextlib.suppress(ValueError):  # torn
-                entry = entry_of(json.loads(line))
-                if entry is not None:
-                    self._saw(entry)
+        for entry in filter(None, map(entry_in, lines)):
+            self._saw(entry)
 
     def _saw(self, entry: Entry[Any]) -> None:
         event = entry.event

@@ -143,15 +143,18 @@ def test_rejected_step_is_remembered_until_it_is_saved_or_restored(path: Path) -
     assert reader.history.saved_step == 20
 
 
-def test_losses_of_hosts_are_remembered_for_a_day() -> None:
+def test_losses_of_hosts_are_remembered_for_a_day(path: Path) -> None:
     now = 1_800_000_000.0
-    records = [
-        {"event": "host_lost", "host": "b", "time": now - REMEMBERED_S - 1.0},
-        {"event": "host_lost", "host": "b", "time": now - 60.0},
-        {"event": "host_back", "host": "b", "time": now - 50.0},
-        {"event": "host_lost", "host": "c", "time": now - 40.0},
-        {"event": "host_lost", "host": "b", "time": now - 30.0},
+    assert host_losses(path, now) == {}
+    ago = {"b": [REMEMBERED_S + 1.0, 60.0, 30.0], "c": [40.0]}
+    found = [
+        line("host_lost", 1.0, host=host, reason="cut", workers=[], time=now - age_s)
+        for host, ages in ago.items()
+        for age_s in ages
     ]
+    partly = {"event": "host_lost", "host": "b", "now": 1.0, "time": now}
+    found += [line("host_back", 1.0, host="b", time=now - 50.0), partly]
+    path.write_bytes(b"".join(map(written, found)))
 
-    assert host_losses(records, now) == {"b": 2, "c": 1}
-    assert host_losses(records, now + REMEMBERED_S) == {}
+    assert host_losses(path, now) == {"b": 2, "c": 1}
+    assert host_losses(path, now + REMEMBERED_S) == {}
