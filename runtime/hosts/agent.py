@@ -35,6 +35,7 @@ from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolSt
 from holdfast.runtime.hosts import wire
 from holdfast.runtime.hosts.wire import ANSWERS_WITHIN_S, Question, facts
 from holdfast.runtime.run.events import PoolLost
+from holdfast.runtime.run.worker_logs import gap
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message, to_message
 from holdfast.runtime.system.devices import VISIBLE
 from holdfast.runtime.system.own_process import (
@@ -268,7 +269,7 @@ class HostAgent:
     def _gap(self) -> bytes:
         """Return the line that stands for those that were dropped, if there are any."""
         dropped, self._dropped = self._dropped, 0
-        return b"[%d lines were dropped here]\n" % dropped if dropped else b""
+        return gap(dropped) if dropped else b""
 
 
 def _pieces_of(lines: bytes) -> Iterator[bytes]:

@@ -50,7 +50,6 @@ from holdfast.runtime.run.files import (
     ForeignFile,
     close,
     open_to_read,
-    open_to_write,
     read_at_most,
     refusal,
 )
@@ -149,102 +148,113 @@ class SentRecords:
         self._send(to_message(Records(sent)))
 
 
-class JournalFile:
-    """The file of a journal, which may be full, fail, or be removed at any moment.
+class AppendedFile:
+    """Takes whole lines, each call's as one piece; ``gap`` tells of lines that are missing.
 
-    Its methods may hang with their disk, and raise nothing but for ``open``.
+    A file that was removed or moved is made again.  All but ``open`` raise nothing, and all may
+    hang with the disk.
     """
 
-    def __init__(
-        self, path: Path, owner: Ownership, warn: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, path: Path, owner: Ownership, gap: Callable[[int], bytes]) -> None:
         self._path = path
         self._owner = owner
-        self._warn = warn or (lambda text: _LOG.warning("holdfast: %s", text))
+        self._gap = gap
         self._fd = _CLOSED
         self.lost = 0
-        """The lines that no file has taken, and that the journal does not count yet."""
+        """The lines that the file has not taken, and does not tell of yet."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has a file now."""
+        return self._fd != _CLOSED
 
     def open(self) -> None:
-        """Open the file for appending.
+        """Open the file, or its successor.
 
         Raises:
             OSError: it cannot be created or opened, or belongs to another job.
         """
-        self._owner.refuse_taken()
-        self._fd = open_to_write(self._path, os.O_APPEND)
+        fd = self._owner.open_to_append(self._path)
+        self.close()
+        self._fd = fd
+
+    def append(self, lines: bytes, missing: int = 0) -> str:
+        """Append lines, after which so many are missing; return why some are lost, if any are."""
+        before, behind = (self._gap(lost) if lost else b"" for lost in (self.lost, missing))
+        content = before + lines + behind
+        self.lost += lines.count(b"\n") + missing
+        try:
+            self._find_file()
+            self._make_room(len(content))
+            # Another process may have torn its line on a full disk.  One that is being written
+            # looks like that, too: then an empty line comes between them, and readers skip it.
+            torn = 0 if _ends_with_newline(self._fd) else 1
+            written = os.write(self._fd, b"\n" * torn + content) - torn
+        except OSError as error:
+            return str(error)
+        if written == len(content) or content.count(b"\n", 0, max(0, written)):
+            self.lost = content.count(b"\n", written)
+        if written == len(content):
+            return ""
+        return f"the file system took {written} of {len(content)} bytes, as a full one does"
+
+    def close(self) -> None:
+        """Close the file; the next line opens it again."""
+        if self._fd != _CLOSED:
+            close(self._fd)
+            self._fd = _CLOSED
+
+    def _make_room(self, nbytes: int) -> None:
+        """Go on with another file if this one has no room for so much."""
+
+    def _find_file(self) -> None:
+        """Open the file unless it is open and has its name.
+
+        A file that was moved goes on if there cannot be another one in its place, as when its
+        directory is another job's now.
+        """
+        if self.is_open and _has_name(self._fd, self._path):
+            return
+        try:
+            self.open()
+        except OSError:
+            if not self.is_open or not _has_name(self._fd):
+                raise
+
+
+class JournalFile(AppendedFile):
+    """The file of a journal, which may be full, fail, or be removed at any moment."""
+
+    def __init__(
+        self, path: Path, owner: Ownership, warn: Callable[[str], None] | None = None
+    ) -> None:
+        super().__init__(path, owner, self._missing)
+        self._warn = warn or (lambda text: _LOG.warning("holdfast: %s", text))
 
     def open_or_warn(self) -> None:
         """Open the file; warn if it cannot be opened: the next line tries again."""
         try:
             self.open()
         except OSError as error:
-            self._warn_once(str(error))
+            self._warn_of(str(error))
 
     def write(self, lines: Sequence[str]) -> None:
         """Append lines together; those that cannot be written are counted as lost."""
-        gap, taken = self.lost, 0
-        if lines and self._is_there():
-            if gap and self._append([self._gap(gap)]):
-                self.lost = 0
-            if not self.lost:
-                taken = self._append(lines)
-        self.lost += len(lines) - taken
+        had_lost = self.lost
+        reason = self.append("".join(f"{line}\n" for line in lines).encode()) if lines else ""
+        if reason and not had_lost:
+            self._warn_of(reason)
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._fd != _CLOSED:
-            close(self._fd)
-            self._fd = _CLOSED
-
-    def _is_there(self) -> bool:
-        """Return whether a file can be written; begin it again if it was removed or moved.
-
-        A file that was moved goes on if there cannot be another one in its place, as when its
-        directory is another job's now.
-        """
-        before = self._fd
-        if before != _CLOSED and _has_name(before, self._path):
-            return True
-        try:
-            self.open()
-        except OSError as error:
-            if before != _CLOSED and _has_name(before):
-                return True
-            self._warn_once(str(error))
-            return False
-        if before != _CLOSED:
-            close(before)
-        return True
-
-    def _gap(self, lines: int) -> str:
-        return RecordedEvent.of(JournalGap(lines)).line(self._owner.run_id, "journal")
-
-    def _append(self, lines: Sequence[str]) -> int:
-        """Write lines as one piece; return how many of them were taken whole."""
-        whole = b"".join(line.encode() + b"\n" for line in lines)
-        try:
-            # Another process may have torn its line on a full disk.  One that is being written
-            # looks like that, too: then an empty line comes between them, and readers skip it.
-            torn = b"" if _ends_with_newline(self._fd) else b"\n"
-            written = os.write(self._fd, torn + whole)
-        except OSError as error:
-            self._warn_once(str(error))
-            return 0
-        if written == len(torn + whole):
-            return len(lines)
-        self._warn_once(
-            f"the file system took {written} of {len(torn + whole)} bytes, as a full one does"
+    def _warn_of(self, reason: str) -> None:
+        # Few of the processes that write here have set up logging: so the name stands here.
+        self._warn(
+            f"journal {self._path} loses events ({reason}); the job goes on, but status and "
+            "report will not know of them"
         )
-        return whole.count(b"\n", 0, max(0, written - len(torn)))
 
-    def _warn_once(self, reason: str) -> None:
-        if not self.lost:
-            # Few of the processes that write here have set up logging: so the name stands here.
-            self._warn(
-                f"journal {self._path} loses events ({reason}); the job goes on, but status and "
-                "report will not know of them"
-            )
+    def _missing(self, lines: int) -> bytes:
+        event = RecordedEvent.of(JournalGap(lines))
+        return f"{event.line(self._owner.run_id, 'journal')}\n".encode()
 
 
 class Journal:

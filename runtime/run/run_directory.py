@@ -418,12 +418,13 @@ class Ownership:
             proof()
 
     def open_to_append(self, path: Path) -> int:
-        """Open a file of a folder in the directory, and make both if needed.
+        """Open a file in the directory, or in a folder there, and make both if needed.
 
         Raises ``OSError`` if another job has the directory.
         """
         self.refuse_taken()
-        path.parent.mkdir(exist_ok=True)
+        if path.parent != self.run_dir:
+            path.parent.mkdir(exist_ok=True)
         return open_to_write(path, os.O_APPEND)
 
     def refuse_taken(self) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from holdfast.runtime.run.files import open_to_read, open_to_write
 from holdfast.runtime.run.run_directory import Ownership
 
 TRAININGS = "trainings"
@@ -85,7 +86,7 @@ class ScriptRecord:
             self._has_turn = True
             held.callback(setattr, self, "_has_turn", False)
             with contextlib.suppress(OSError):
-                file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                file = open_to_write(self._path)
                 held.callback(os.close, file)
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -99,7 +100,7 @@ class ScriptRecord:
 
     def _append(self, line: bytes) -> None:
         with self.turn() if self._is_of_hosts else contextlib.nullcontext():
-            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            file = open_to_write(self._path, os.O_APPEND)
             try:
                 os.write(file, line)
             finally:
@@ -107,7 +108,7 @@ class ScriptRecord:
 
     def _read_on(self) -> None:
         """Read the lines that have come since; a line that is being written comes later."""
-        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+        with contextlib.suppress(OSError), open_to_read(self._path) as file:
             file.seek(self._read_bytes)
             whole, newline, _ = file.read().rpartition(b"\n")
             self._read_bytes += len(whole) + len(newline)

@@ -31,8 +31,8 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
 from holdfast.runtime.run.entries import Entry
 from holdfast.runtime.run.events import JobEnded, LaunchBegan, Recovery
-from holdfast.runtime.run.files import close, open_to_read
-from holdfast.runtime.run.journal import fields_of
+from holdfast.runtime.run.files import open_to_read
+from holdfast.runtime.run.journal import AppendedFile, fields_of
 from holdfast.runtime.run.run_directory import Ownership
 from holdfast.runtime.system.codec import WrongValue, decode
 from holdfast.runtime.system.timeline import Activity, Change, changes_in
@@ -42,7 +42,6 @@ _FILE_BYTES = 8 << 20
 
 _NEWEST = 3
 _SUFFIX = ".jsonl"
-_NONE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +70,8 @@ class TracePiece:
         return changes_in(base64.b64decode(self.words), self.step)
 
 
-class TraceFiles:
-    """The files, as their writer has them; its methods may hang with their disk."""
+class TraceFiles(AppendedFile):
+    """The files, as their writer has them, one after the other."""
 
     def __init__(
         self,
@@ -81,45 +80,37 @@ class TraceFiles:
         warn: Callable[[str], None],
         file_bytes: int = _FILE_BYTES,
     ) -> None:
+        super().__init__(folder, owner, lambda lines: b"")
         self._folder = folder
-        self._owner = owner
         self._warn = warn
         self._file_bytes = file_bytes
-        self._fd = _NONE
         self._has_warned = False
 
     def write(self, line: str) -> None:
         """Append a line, or lose it."""
-        piece = b"\n" + line.encode()  # after a line that was torn
-        try:
-            if self._fd == _NONE:
-                self._open(max(_numbers(self._folder), default=1))
-            if os.fstat(self._fd).st_size + len(piece) > self._file_bytes:
-                self._open(max(_numbers(self._folder), default=0) + 1)
-                self._thin_out()
-            os.write(self._fd, piece)
-        except OSError as error:
-            self.close()
-            if not self._has_warned:
-                self._has_warned = True
-                self._warn(f"the trace in {self._folder} has gaps: {error}")
+        reason = self.append(f"{line}\n".encode())
+        if reason and not self._has_warned:
+            self._has_warned = True
+            self._warn(f"the trace in {self._folder} has gaps: {reason}")
 
-    def close(self) -> None:
-        """Close the file in hand."""
-        if self._fd != _NONE:
-            close(self._fd)
-            self._fd = _NONE
+    def open(self) -> None:
+        """Open the newest file, or the first one."""
+        if self._path == self._folder:
+            self._path = _path_of(self._folder, max(_numbers(self._folder), default=1))
+        super().open()
 
-    def _open(self, number: int) -> None:
-        fd = self._owner.open_to_append(self._folder / f"{number:06}{_SUFFIX}")
-        self.close()
-        self._fd = fd
-
-    def _thin_out(self) -> None:
-        """Remove files of the middle, if there are too many."""
-        for number in sorted(_numbers(self._folder))[1:-_NEWEST]:
+    def _make_room(self, nbytes: int) -> None:
+        if os.fstat(self._fd).st_size + nbytes <= self._file_bytes:
+            return
+        self._path = _path_of(self._folder, max(_numbers(self._folder), default=0) + 1)
+        self.open()
+        for number in sorted(_numbers(self._folder))[1:-_NEWEST]:  # those of the middle
             with contextlib.suppress(OSError):
-                (self._folder / f"{number:06}{_SUFFIX}").unlink()
+                _path_of(self._folder, number).unlink()
+
+
+def _path_of(folder: Path, number: int) -> Path:
+    return folder / f"{number:06}{_SUFFIX}"
 
 
 def _numbers(folder: Path) -> list[int]:
@@ -140,7 +131,7 @@ def read_trace(folder: Path) -> Iterator[TracePiece]:
         if not numbers:
             raise UsageError(f"{folder.parent} has no trace: run the job with --trace")
         for number in numbers:
-            with open_to_read(folder / f"{number:06}{_SUFFIX}") as file:
+            with open_to_read(_path_of(folder, number)) as file:
                 for line in file:
                     with contextlib.suppress(WrongValue, ValueError):
                         yield decode(TracePiece, line)

@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.files import close, open_to_read
+from holdfast.runtime.run.files import open_to_read
+from holdfast.runtime.run.journal import AppendedFile
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 
 FILE_BYTES = 8 << 20
@@ -30,6 +30,21 @@ _NAME = re.compile(r"worker-(\d+)\.log(?:\.1)?")
 _MOST_FILES = 1000
 """Each relaunch has new workers."""
 _MOST_OPEN = 64
+
+
+class _LogFile(AppendedFile):
+    """One file; when it is full, it becomes the older one of two."""
+
+    def __init__(self, path: Path, owner: Ownership, file_bytes: int) -> None:
+        super().__init__(path, owner, gap)
+        self._file_bytes = file_bytes
+
+    def _make_room(self, nbytes: int) -> None:
+        size = os.fstat(self._fd).st_size
+        if size and size + nbytes > self._file_bytes:
+            self._owner.refuse_taken()
+            os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))
+            self.open()
 
 
 class WorkerLogs:
@@ -43,13 +58,9 @@ class WorkerLogs:
         file_bytes: int = FILE_BYTES,
     ) -> None:
         self._folder = folder
-        self._owner = owner
         self._warn = warn
-        self._file_bytes = file_bytes
-        self._files: dict[str, int] = {}
-        self._lost: Counter[str] = Counter()
-        """The lines that a file has not taken, and does not count yet."""
-        self._torn: set[str] = set()
+        self._new: Callable[[Path], _LogFile] = lambda path: _LogFile(path, owner, file_bytes)
+        self._files: dict[str, _LogFile] = {}
         self._has_warned = False
 
     def write(self, worker: int | None, host: str, lines: bytes, lost: int) -> None:
@@ -64,66 +75,33 @@ class WorkerLogs:
 
     def close(self) -> None:
         """Close all files."""
-        while self._files:
-            close(self._files.popitem()[1])
+        for file in self._files.values():
+            file.close()
 
     def _append(self, name: str, lines: bytes, lost: int) -> None:
-        missing = self._lost[name]
-        begin = b"\n" if name in self._torn else b""
-        content = begin + _gap(missing) + lines + _gap(lost)
-        try:
-            written = os.write(self._file_for(name, len(content)), content)
-        except OSError as error:
-            self._lose(name, lines.count(b"\n") + lost, str(error))
-            return
-        self._lost[name] = 0
-        self._torn.discard(name)
-        if written < len(content):
-            self._torn.add(name)
-            rest = content[written:].count(b"\n")
-            self._lose(name, rest, "the file system took a part, as a full one does")
-
-    def _lose(self, name: str, lines: int, reason: str) -> None:
-        self._lost[name] += lines
-        if not self._has_warned:
+        if name not in self._files:
+            self._files[name] = self._new(self._folder / f"{name}.log")
+        file = self._files[name]
+        was_open = file.is_open
+        if not was_open and sum(one.is_open for one in self._files.values()) >= _MOST_OPEN:
+            self.close()
+        reason = file.append(lines, lost)
+        if file.is_open and not was_open:
+            self._thin_out()
+        if reason and not self._has_warned:
             self._has_warned = True
             self._warn(f"the logs in {self._folder} have gaps: {reason}")
 
-    def _file_for(self, name: str, size: int) -> int:
-        """Return the descriptor of a file that has room; one that was removed is made again."""
-        path = self._folder / f"{name}.log"
-        fd = self._files.get(name)
-        if fd is None or not os.fstat(fd).st_nlink:
-            fd = self._open(name, path)
-        found = os.fstat(fd).st_size
-        if found and found + size > self._file_bytes:
-            self._owner.refuse_taken()
-            os.replace(path, path.with_name(f"{path.name}.1"))
-            fd = self._open(name, path)
-        return fd
-
-    def _open(self, name: str, path: Path) -> int:
-        fd = self._owner.open_to_append(path)
-        self._thin_out()
-        before = self._files.pop(name, None)
-        if before is not None:
-            close(before)
-        if len(self._files) >= _MOST_OPEN:
-            self.close()
-        self._files[name] = fd
-        return fd
-
     def _thin_out(self) -> None:
         """Remove the files of the oldest workers, if there are too many."""
-        paths = sorted(filter(_NAME.fullmatch, os.listdir(self._folder)), key=_worker_of)
-        for name in paths[: max(0, len(paths) - _MOST_FILES)]:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            paths = sorted(filter(_NAME.fullmatch, os.listdir(self._folder)), key=_worker_of)
+            for name in paths[: max(0, len(paths) - _MOST_FILES)]:
                 (self._folder / name).unlink()
 
 
-def _gap(lines: int) -> bytes:
-    if not lines:
-        return b""
+def gap(lines: int) -> bytes:
+    """Return the line that stands for those that are missing."""
     return f"holdfast: {lines} {'line is' if lines == 1 else 'lines are'} missing here\n".encode()
 
 

@@ -229,8 +229,8 @@ def test_host_sends_the_end_of_its_output_before_it_ends(start: Callable[..., Fa
 
     far.wait_until_empty()
     lines = "".join(m["lines"] for m in rest if m["kind"] == "Output").splitlines()
-    (gap,) = [line for line in lines if line.startswith("[")]
-    assert len(lines) - 1 + int(gap.split()[0].strip("[")) == 20_000
+    (gap,) = [line for line in lines if line.startswith("holdfast:")]
+    assert len(lines) - 1 + int(gap.split()[1]) == 20_000
     assert lines[-1] == "1" * 79
     assert far.process.returncode == 0
 

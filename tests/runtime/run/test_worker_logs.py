@@ -89,14 +89,6 @@ def test_reader_goes_on_through_a_rotation(tmp_path: Path) -> None:
     assert seen == [b"a\n", b"b\n", b"long line\n", b"c\n"]
 
 
-def test_file_that_is_removed_is_made_again(logs: Logs) -> None:
-    logs.write(0, b"one\n")
-    (logs.directory.logs_path / "worker-0.log").unlink()
-    logs.write(0, b"two\n")
-
-    assert logs.read(0) == b"two\n"
-
-
 def test_lines_that_a_full_disk_does_not_take_are_counted_and_warned_of_once(
     logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
