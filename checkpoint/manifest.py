@@ -31,6 +31,7 @@ from holdfast.checkpoint.errors import (
     SnapshotDamaged,
     StateUnsupported,
 )
+from holdfast.checkpoint.names import LARGEST_MANIFEST_BYTES
 from holdfast.checkpoint.tensor import (
     DIGEST_DIGITS,
     DIGEST_NAME,
@@ -118,9 +119,6 @@ _EPOCH_FIELD = "epoch"
 
 GIVES_WAY = "gives way"
 """A field of the cursor: true in a checkpoint whose place another save of its step takes."""
-
-LARGEST_MANIFEST_BYTES = 64 * 2**20
-"""Room for 200,000 tensors; parsed JSON takes up to twenty times the memory of its text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ STORE_NAME = "checkpoints"
 """The folder of the store in the directory of a run."""
 
 MANIFEST_NAME = "MANIFEST.json"
+LARGEST_MANIFEST_BYTES = 64 * 2**20
+"""Room for 200,000 tensors; parsed JSON takes up to twenty times the memory of its text."""
 
 _STEP = re.compile(r"step-([0-9]{12,18})")
 _STAGING = re.compile(r"\.tmp-([0-9]{12,18})-g([0-9]{1,18})-a([0-9]{1,18})")

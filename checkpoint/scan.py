@@ -38,7 +38,6 @@ from holdfast.checkpoint.errors import (
     StorageFailed,
 )
 from holdfast.checkpoint.manifest import (
-    LARGEST_MANIFEST_BYTES,
     Manifest,
     PieceEntry,
     Placed,
@@ -46,7 +45,7 @@ from holdfast.checkpoint.manifest import (
     TensorEntry,
     pieces_by_shard,
 )
-from holdfast.checkpoint.names import MANIFEST_NAME, shard_name
+from holdfast.checkpoint.names import LARGEST_MANIFEST_BYTES, MANIFEST_NAME, shard_name
 from holdfast.checkpoint.tensor import Digest, Tensor, TensorSpec, empty_tensor, whole_bytes_of
 
 Target: TypeAlias = "Callable[[TensorEntry, PieceEntry], memoryview | None]"

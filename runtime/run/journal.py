@@ -41,7 +41,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from holdfast.checkpoint.names import MANIFEST_NAME, StagingName, step_name, step_of
+from holdfast.checkpoint.names import (
+    LARGEST_MANIFEST_BYTES,
+    MANIFEST_NAME,
+    StagingName,
+    step_name,
+)
 from holdfast.recovery.event import Event
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.events import JournalGap
@@ -65,7 +70,6 @@ TAIL_BYTES = 1 << 20
 _CLOSED = -1
 _ENDS_WITHIN_S = 5.0
 _LOG = logging.getLogger(__name__)
-_LARGEST_MANIFEST_BYTES = 256 << 20
 
 
 class Recorder(Protocol):
@@ -425,20 +429,17 @@ def last_generation(path: Path) -> int:
 def _saved(directory: RunDirectory) -> Iterator[int]:
     """Yield the generations of saves, finished and not, as far as they can be read."""
     with contextlib.suppress(OSError):
-        names = os.listdir(directory.checkpoints_path)
-        for name in names:
+        for name in os.listdir(directory.checkpoints_path):
             save = StagingName.parse(name) or StagingName.parse_bad(name)
             if save is not None:
                 yield save.generation
-        newest = max((step for name in names if (step := step_of(name)) is not None), default=None)
-        if newest is not None:
-            yield _generation_of(directory, newest)
+    if (newest := directory.newest_step) is not None:
+        yield _generation_of(directory.checkpoints_path / step_name(newest) / MANIFEST_NAME)
 
 
-def _generation_of(directory: RunDirectory, step: int) -> int:
-    path = directory.checkpoints_path / step_name(step) / MANIFEST_NAME
+def _generation_of(manifest: Path) -> int:
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        content = read_at_most(path, _LARGEST_MANIFEST_BYTES).decode()
+        content = read_at_most(manifest, LARGEST_MANIFEST_BYTES).decode()
         found, _ = json.JSONDecoder().raw_decode(content)  # a line with its digest follows
         generation = found.get("generation") if isinstance(found, dict) else None
         if isinstance(generation, int):
