@@ -42,7 +42,7 @@ class Disk:
     def __init__(self, filesystem: FileSystem | None = None) -> None:
         self._files: FileSystem = filesystem if filesystem is not None else FileSystem()
         self._downgrades: dict[str, None] = {}
-        self._watch: Watch = unwatched
+        self._watch: Watch = lambda _: None
 
     def record_downgrade(self, reason: str) -> None:
         """Remember a guarantee that is not given, to be told once."""
@@ -117,19 +117,16 @@ class Disk:
         except StorageFailed:
             return None
 
-    def fsync_directory(self, path: Path) -> None:
-        """Make the names in a directory durable; record a downgrade where that is unsupported."""
-        self._fsync_directory(path, _UNSUPPORTED)
+    def fsync_directory(self, path: Path, *, is_outside: bool = False) -> None:
+        """Make the names in a directory durable; record a downgrade where that is unsupported.
 
-    def fsync_parent(self, path: Path) -> None:
-        """Make the name of ``path`` durable; record a downgrade if its parent is not readable."""
-        self._fsync_directory(path.parent, _UNSUPPORTED | {errno.EACCES, errno.EPERM})
-
-    def _fsync_directory(self, path: Path, tolerated: frozenset[int]) -> None:
+        One outside of the run directory may not be readable, which is a downgrade, too.
+        """
         try:
             _complete("fsync directory", path, lambda: self._files.fsync_directory(path))
         except StorageFailed as failure:
-            if failure.errno not in tolerated:
+            is_unreadable = is_outside and failure.errno in (errno.EACCES, errno.EPERM)
+            if failure.errno not in _UNSUPPORTED and not is_unreadable:
                 raise
             name = errno.errorcode[failure.errno]
             self.record_downgrade(
@@ -285,10 +282,6 @@ class ReadFile:
             if count <= 0:
                 raise StorageFailed("read", self._path, OSError(errno.EIO, "the file ends early"))
             done += count
-
-
-def unwatched(_change: int) -> None:
-    """Ignore what the disk does."""
 
 
 def _complete(operation: str, path: Path, call: Callable[[], _T]) -> _T:

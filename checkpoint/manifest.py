@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar, cast
 
@@ -67,34 +67,49 @@ class PieceEntry(NamedTuple):
     digest: str
 
 
-def entry_of(piece: Piece, shard: int, offset: int, digest: str) -> tuple[str, PieceEntry]:
-    """Return the entry of a piece that lies at ``offset`` of a shard, with its tensor's name."""
+Placed: TypeAlias = "tuple[TensorSpec, PieceEntry]"
+"""A piece and the tensor that it belongs to."""
+
+
+def entry_of(piece: Piece, shard: int, offset: int, digest: str) -> Placed:
+    """Return the entry of a piece that lies at ``offset`` of a shard, with its tensor."""
     entry = PieceEntry(shard, offset, piece.nbytes, piece.start, piece.stop, digest)
-    return piece.spec.name, entry
+    return piece.spec, entry
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """A durable shard: number of its writer, bytes, digest outside its pieces, its pieces.
-
-    Each piece has the name of its tensor.
-    """
+    """A shard: number of its writer, bytes, digest outside its pieces, and these by offset."""
 
     index: int
     size: int
     digest: str
-    pieces: tuple[tuple[str, PieceEntry], ...]
+    pieces: tuple[Placed, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """Return the shard as a JSON object, without its pieces."""
+        return {"index": self.index, "size": self.size, "digest": self.digest}
+
+    def check_apart(self) -> None:
+        """Raise ``ManifestInvalid`` if any pieces overlap in the shard."""
+        position = 0
+        for spec, piece in self.pieces:
+            if piece.offset < position:
+                raise ManifestInvalid(f"a piece of {spec.name!r} overlaps another")
+            position = piece.offset + piece.bytes
+        if position > self.size:
+            raise ManifestInvalid(f"shard {self.index} is smaller than its pieces")
 
     def check(self, image: memoryview) -> None:
         """Raise ``SnapshotDamaged`` unless ``image``, a shard in memory, is what was recorded."""
         outside = Digest()
         position = 0
-        for tensor, piece in sorted(self.pieces, key=lambda placed: placed[1].offset):
+        for spec, piece in self.pieces:
             stop = piece.offset + piece.bytes
             outside.update(image[position : piece.offset])
             if digest_of(image[piece.offset : stop]) != piece.digest:
                 raise SnapshotDamaged(
-                    f"elements {piece.start} to {piece.stop} of tensor {tensor!r} have "
+                    f"elements {piece.start} to {piece.stop} of tensor {spec.name!r} have "
                     "changed in the memory of the snapshot; look at the machine's memory"
                 )
             position = stop
@@ -110,9 +125,6 @@ FORMAT = "holdfast-checkpoint"
 VERSION = 1
 LARGEST_INTEGER = 2**63 - 1
 _HEXADECIMAL = frozenset(string.digits + "abcdef")
-
-Placed: TypeAlias = "tuple[TensorEntry, PieceEntry]"
-"""A piece and the tensor that it belongs to."""
 
 _VALIDATION_PREFIX = "val_"
 _EPOCH_FIELD = "epoch"
@@ -174,34 +186,12 @@ def _piece_of(value: object) -> PieceEntry:
     return PieceEntry(**numbers, digest=fields.digest())
 
 
-@dataclass(frozen=True, slots=True)
-class ShardEntry:
-    """A shard's file: its size, and the digest of all bytes outside its pieces, in order."""
-
-    index: int
-    size: int
-    digest: str
-
-    def as_json(self) -> dict[str, object]:
-        """Return the entry as a JSON object."""
-        return {"index": self.index, "size": self.size, "digest": self.digest}
-
-    @staticmethod
-    def of(value: object) -> ShardEntry:
-        """Return the entry that ``as_json`` made; raises ``ValueError`` for anything else."""
-        fields = Fields(value, "a shard")
-        digest = fields.digest()
-        return ShardEntry(fields.integer("index"), fields.integer("size"), digest)
-
-    def check_apart(self, pieces: Sequence[Placed]) -> None:
-        """Raise ``ManifestInvalid`` if any ``pieces``, sorted by offset, overlap in the shard."""
-        position = 0
-        for tensor, piece in pieces:
-            if piece.offset < position:
-                raise ManifestInvalid(f"a piece of {tensor.spec.name!r} overlaps another")
-            position = piece.offset + piece.bytes
-        if position > self.size:
-            raise ManifestInvalid(f"shard {self.index} is smaller than its pieces")
+def _shard_of(value: object, pieces: Iterable[Placed]) -> ShardRecord:
+    """Return the shard that ``as_json`` made; raises ``ValueError`` for anything else."""
+    fields = Fields(value, "a shard")
+    digest = fields.digest()
+    ordered = tuple(sorted(pieces, key=lambda placed: placed[1].offset))
+    return ShardRecord(fields.integer("index"), fields.integer("size"), digest, ordered)
 
 
 _Kind = TypeVar("_Kind")
@@ -259,7 +249,7 @@ class Manifest:
     step: int
     cursor: Mapping[str, object]
     numerics: Mapping[str, object]
-    shards: tuple[ShardEntry, ...]
+    shards: tuple[ShardRecord, ...]
     tensors: tuple[TensorEntry, ...]
 
     @property
@@ -359,7 +349,7 @@ class Manifest:
             step=header.step,
             cursor=cursor,
             numerics=numerics,
-            shards=tuple(ShardEntry(r.index, r.size, r.digest) for r in ordered),
+            shards=tuple(ordered),
             tensors=_tensors_of(layout, ordered),
         )
         try:
@@ -378,26 +368,17 @@ def _check(manifest: Manifest) -> None:
         raise ManifestInvalid("shards are not numbered from 0")
     for tensor in manifest.tensors:
         tensor.check_tiling(manifest.writers)
-    for shard, pieces in zip(manifest.shards, pieces_by_shard(manifest), strict=True):
-        shard.check_apart(pieces)
-
-
-def pieces_by_shard(manifest: Manifest) -> list[list[Placed]]:
-    """Return the pieces of each shard, in the order of offsets."""
-    found: list[list[Placed]] = [[] for _ in manifest.shards]
-    for tensor in manifest.tensors:
-        for piece in tensor.pieces:
-            found[piece.shard].append((tensor, piece))
-    return [sorted(pieces, key=lambda pair: pair[1].offset) for pieces in found]
+    for shard in manifest.shards:
+        shard.check_apart()
 
 
 def _tensors_of(layout: ShardLayout, records: Sequence[ShardRecord]) -> tuple[TensorEntry, ...]:
     found: dict[str, list[PieceEntry]] = {spec.name: [] for spec in layout.specs}
     for record in records:
-        for name, piece in record.pieces:
-            if name not in found:
-                raise CommitRefused(f"shard {record.index} has a tensor too many: {name!r}")
-            found[name].append(piece)
+        for spec, piece in record.pieces:
+            if spec.name not in found:
+                raise CommitRefused(f"shard {record.index} has a tensor too many: {spec.name!r}")
+            found[spec.name].append(piece)
     return tuple(TensorEntry(spec, tuple(found[spec.name])) for spec in layout.specs)
 
 
@@ -420,14 +401,21 @@ def _decode(data: bytes) -> Manifest:
         )
     if data[end:] != checksum:
         raise ValueError("it has bytes after its sha256: it is damaged")
+    tensors = tuple(TensorEntry.of(value) for value in fields.get(list, "tensors"))
+    shards = fields.get(list, "shards")
+    placed: list[list[Placed]] = [[] for _ in shards]
+    for tensor in tensors:
+        for piece in tensor.pieces:
+            if piece.shard < len(placed):
+                placed[piece.shard].append((tensor.spec, piece))
     manifest = Manifest(
         run_id=fields.get(str, "run_id"),
         generation=fields.integer("generation"),
         step=fields.integer("step"),
         cursor=fields.get(dict, "cursor"),
         numerics=fields.get(dict, "numerics"),
-        shards=tuple(ShardEntry.of(shard) for shard in fields.get(list, "shards")),
-        tensors=tuple(TensorEntry.of(value) for value in fields.get(list, "tensors")),
+        shards=tuple(map(_shard_of, shards, placed)),
+        tensors=tensors,
     )
     if fields.integer("writers") != manifest.writers:
         raise ValueError("writers is not the number of shards")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.checkpoint.errors import CheckpointError, CheckpointUnreadable
-from holdfast.checkpoint.manifest import Manifest, PieceEntry, Placed, TensorEntry, pieces_by_shard
+from holdfast.checkpoint.manifest import Manifest, PieceEntry
 from holdfast.checkpoint.scan import describe_spec, make_tensor
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor, TensorSpec
@@ -81,7 +81,6 @@ class StateReader:
         self.manifest.refuse_other_run(run_id)
         self.state: dict[str, Tensor] = {}
         self._bytes: dict[str, memoryview] = {}
-        self._placed: list[list[Placed]] = []
 
     def allocate(self) -> None:
         """Make room for the state; it is never larger than the shards on the disk."""
@@ -101,13 +100,11 @@ class StateReader:
 
     def contents(self, shard: int) -> list[memoryview]:
         """Return the parts of the state that are a shard's pieces, to send or to receive them."""
-        if not self._placed:  # once: a state has thousands of tensors, and many shards
-            self._placed = pieces_by_shard(self.manifest)
-        return [self._target(*placed) for placed in self._placed[shard]]
+        return [self._target(*placed) for placed in self.manifest.shards[shard].pieces]
 
-    def _target(self, tensor: TensorEntry, piece: PieceEntry) -> memoryview:
-        begin = piece.start * tensor.spec.itemsize
-        return self._bytes[tensor.spec.name][begin : begin + piece.bytes]
+    def _target(self, spec: TensorSpec, piece: PieceEntry) -> memoryview:
+        begin = piece.start * spec.itemsize
+        return self._bytes[spec.name][begin : begin + piece.bytes]
 
 
 def compare_specs(expected: Iterable[TensorSpec], found: Iterable[TensorSpec]) -> str | None:

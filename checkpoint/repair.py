@@ -25,17 +25,11 @@ from holdfast.checkpoint.errors import (
     CheckpointUnreadable,
     MendImpossible,
 )
-from holdfast.checkpoint.manifest import (
-    Header,
-    Manifest,
-    PieceEntry,
-    ShardRecord,
-    TensorEntry,
-    pieces_by_shard,
-)
+from holdfast.checkpoint.manifest import Header, Manifest, PieceEntry, ShardRecord
 from holdfast.checkpoint.names import MANIFEST_NAME, StagingName, bad_names, shard_name, step_name
 from holdfast.checkpoint.scan import Scan
 from holdfast.checkpoint.store import CheckpointStore, Staging, hide
+from holdfast.checkpoint.tensor import TensorSpec
 
 CountBytes: TypeAlias = Callable[[int], None]
 """Is told how many more bytes have been read."""
@@ -73,7 +67,7 @@ def verify_step(
     """Compare every digest of a committed step, and its run with ``run_id`` if given."""
     nbytes = 0
 
-    def pass_by(_tensor: TensorEntry, piece: PieceEntry) -> None:
+    def pass_by(_spec: TensorSpec, piece: PieceEntry) -> None:
         progress(piece.bytes)
 
     try:
@@ -195,7 +189,7 @@ def _write(
     """
     taken: list[str] = []
     lacking: list[str] = []
-    for record in _records(manifest):
+    for record in manifest.shards:
         name = shard_name(record.index, manifest.writers)
         try:
             image = memoryview(bytearray(record.size))
@@ -241,12 +235,3 @@ def _commit(
         with contextlib.suppress(CheckpointError):
             hide(store.disk, target, name.removed_name)
         raise
-
-
-def _records(manifest: Manifest) -> list[ShardRecord]:
-    """Return the records that the writers once made of their shards."""
-    records = []
-    for shard, pieces in zip(manifest.shards, pieces_by_shard(manifest), strict=True):
-        found = tuple((tensor.spec.name, piece) for tensor, piece in pieces)
-        records.append(ShardRecord(shard.index, shard.size, shard.digest, found))
-    return records

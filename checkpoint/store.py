@@ -142,7 +142,7 @@ class CheckpointStore:
 
     def _anchor(self, path: Path, *, is_new: bool) -> None:
         try:
-            self.disk.fsync_parent(path)
+            self.disk.fsync_directory(path.parent, is_outside=True)
         except StorageFailed:
             if is_new:
                 # Syncing the same entry again may claim success without effect.

@@ -73,7 +73,7 @@ class Ledger:
         """Return whether the ids 0 to ``samples_in_epoch - 1`` were each recorded once."""
         if self.samples != samples_in_epoch:
             return False
-        return self.fingerprint == _fingerprint_of_range(samples_in_epoch)
+        return self.fingerprint == fingerprint_of_run(0, samples_in_epoch)
 
     def holds(self, ids: npt.NDArray[np.int64]) -> bool:
         """Return whether these ids were each recorded once, and no others."""
@@ -86,18 +86,12 @@ def fingerprint(ids: npt.ArrayLike) -> int:
     return int(np.add.reduce(hashes, axis=None))
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@functools.lru_cache(maxsize=1 << 14)  # epochs have the same runs
 def fingerprint_of_run(first: int, stop: int) -> int:
-    """Return the fingerprint of the ids ``first <= id < stop``; epochs have the same runs."""
-    return fingerprint(np.arange(first, stop, dtype=np.int64))
-
-
-@functools.lru_cache(maxsize=8)
-def _fingerprint_of_range(samples: int) -> int:
-    """Return the fingerprint of the ids below ``samples``, in little memory."""
+    """Return the fingerprint of the ids ``first <= id < stop``, in little memory."""
     total = 0
-    for start in range(0, samples, _CHUNK_SAMPLES):
-        total += fingerprint(np.arange(start, min(start + _CHUNK_SAMPLES, samples)))
+    for start in range(first, stop, _CHUNK_SAMPLES):
+        total += fingerprint(np.arange(start, min(start + _CHUNK_SAMPLES, stop), dtype=np.int64))
     return total % WORD
 
 

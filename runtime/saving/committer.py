@@ -24,7 +24,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
 from holdfast.checkpoint.filesystem import READ_BYTES_PER_S, FileSystem, PacedFileSystem
 from holdfast.checkpoint.image_map import ImageMap
-from holdfast.checkpoint.manifest import Manifest, PieceEntry, ShardRecord
+from holdfast.checkpoint.manifest import Manifest, Placed, ShardRecord
 from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.retention import Pruner
 from holdfast.checkpoint.store import Staging
@@ -48,7 +48,7 @@ _Write: TypeAlias = Callable[[Staging], Manifest]
 _Shard = TypeVar("_Shard")
 _Written = TypeVar("_Written")
 
-Contents: TypeAlias = "tuple[int, tuple[tuple[tuple[str, PieceEntry], ...], ...]]"
+Contents: TypeAlias = "tuple[int, tuple[tuple[Placed, ...], ...]]"
 """A step and the digests of its tensors: all that a checkpoint is restored from."""
 
 

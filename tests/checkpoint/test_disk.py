@@ -92,7 +92,7 @@ def test_parent_that_may_not_be_read_is_a_downgrade_of_the_parent_only() -> None
     files.fail_at(1, errno.EACCES)
     disk = Disk(files)
 
-    disk.fsync_parent(FILE)
+    disk.fsync_directory(ROOT, is_outside=True)
     with pytest.raises(StorageFailed):
         disk.fsync_directory(ROOT)
 
