@@ -86,6 +86,12 @@ def _began(options: JobOptions) -> RunRecord:
     )[0]
 
 
+def _begin(options: JobOptions) -> None:
+    """Begin the run, and train a step."""
+    _began(options)
+    _train(options)
+
+
 ONE, TWO = (hashlib.sha256(text).hexdigest() for text in (b"one()", b"two()"))
 RATE = ("--rate", "0.1")
 
@@ -234,8 +240,7 @@ def test_script_that_was_moved_with_its_run_directory_or_with_its_text_goes_on(
 ) -> None:
     (tmp_path / "here").mkdir()
     options = experiment(tmp_path / "here" / "exp1")
-    _began(options)
-    _train(options)
+    _begin(options)
 
     (tmp_path / "here").rename(tmp_path / "there")
     moved = experiment(tmp_path / "there" / "exp1")
@@ -265,8 +270,7 @@ def test_script_of_another_release_goes_on_in_a_run_directory_that_is_named(
     outside.chdir(tmp_path)
     first, second = (experiment(tmp_path / day, run_dir="../run") for day in ("old", "new one"))
     second.script.write_text(first.script.read_text())
-    _began(first)
-    _train(first)
+    _begin(first)
 
     _refuse(second)
     record = _began(second)
@@ -285,8 +289,7 @@ def test_default_run_directory_is_not_shared_by_scripts_of_one_text(
     outside.chdir(tmp_path)
     first, second = experiment(tmp_path / "exp1"), experiment(tmp_path / "exp2")
     second.script.write_text(first.script.read_text())
-    _began(first)
-    _train(first)
+    _begin(first)
 
     with pytest.raises(UsageError, match=r"set that run aside by --fresh$"):
         _refuse(second)
@@ -294,8 +297,7 @@ def test_default_run_directory_is_not_shared_by_scripts_of_one_text(
 
 def test_link_to_a_script_is_that_script(tmp_path: Path, outside: pytest.MonkeyPatch) -> None:
     options = experiment(tmp_path / "exp1")
-    _began(options)
-    _train(options)
+    _begin(options)
 
     (tmp_path / "latest").symlink_to("exp1")
     _refuse(dataclasses.replace(options, script=tmp_path / "latest" / "train.py"))
@@ -340,8 +342,7 @@ def test_run_belongs_to_one_task_of_a_job_array(
     options = experiment(tmp_path / "exp1")
     for name, value in begun_by.items():
         outside.setenv(name, value)
-    _began(options)
-    _train(options)
+    _begin(options)
 
     for name in begun_by:
         outside.delenv(name)
@@ -364,8 +365,7 @@ def test_task_with_a_directory_of_its_own_goes_on_under_another_index_as_the_ref
     options = experiment(tmp_path / "exp1", run_dir="../run-3")
     for name, value in TASK.items():
         outside.setenv(name, value)
-    _began(options)
-    _train(options)
+    _begin(options)
     outside.setenv("SLURM_ARRAY_TASK_ID", "0")
 
     with pytest.raises(

