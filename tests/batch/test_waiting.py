@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from workload import EVEN, LONG, Workload, request_of, wait_for_checkpoints
 
-from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.testing import JobRequest, JobRun, start_job
 
@@ -30,29 +29,10 @@ An empty configuration is refused at once; for one that is missing Slurm's progr
 """
 
 
-@pytest.fixture
-def lease(tmp_path: Path) -> Iterator[Lease]:
-    """Another job's ownership of the run directory."""
-    directory = RunDirectory(tmp_path / "run")
-    directory.prepare()
-    held = directory.acquire_lease()
-    yield held
-    held.release()
-
-
 def _ended(run_dir: Path, environment: Mapping[str, str] = LINK) -> JobRun:
     request = request_of(EVEN, run_dir, workers=2, environment=environment)
     with start_job(request) as job:
         return job.wait()
-
-
-@pytest.mark.usefixtures("lease")
-def test_link_leaves_a_run_of_another_job_alone(tmp_path: Path) -> None:
-    link = _ended(tmp_path / "run")
-
-    assert link.exit_code == 76, link.stderr
-    assert "Slurm job 7 leaves it alone" in link.stderr
-    assert "error" not in link.stderr
 
 
 def test_link_that_waits_goes_on_when_the_run_is_free(tmp_path: Path) -> None:

@@ -277,19 +277,17 @@ def test_no_environment_is_an_error(environ: dict[str, str]) -> None:
     assert allocation is None or allocation.workers is None or allocation.workers.count > 0
 
 
-def test_file_of_nodes_is_read_from_the_disk_without_its_empty_lines(tmp_path: Path) -> None:
-    nodes = tmp_path / "nodes"
-    nodes.write_text("r1\n\n  r1  \nr2\n")
-
-    job = found(OF_PBS | {"PBS_NODEFILE": str(nodes)}, None)
-
-    assert job.hosts == (HostSlots("r1", 2), HostSlots("r2", 1))
-    assert job.workers == Workers(3, "PBS_NODEFILE")
-
-
-@pytest.mark.parametrize("content", [None, b"\xff\xfe"], ids=["no file", "no text"])
-def test_file_of_nodes_that_cannot_be_read_tells_nothing(
-    tmp_path: Path, content: bytes | None
+@pytest.mark.parametrize(
+    ("content", "hosts"),
+    [
+        (b"r1\n\n  r1  \nr2\n", (HostSlots("r1", 2), HostSlots("r2", 1))),
+        (None, ()),
+        (b"\xff\xfe", ()),
+    ],
+    ids=["with empty lines", "no file", "no text"],
+)
+def test_file_of_nodes_is_read_from_the_disk_if_it_can_be(
+    tmp_path: Path, content: bytes | None, hosts: tuple[HostSlots, ...]
 ) -> None:
     nodes = tmp_path / "nodes"
     if content is not None:
@@ -297,7 +295,8 @@ def test_file_of_nodes_that_cannot_be_read_tells_nothing(
 
     job = found(OF_PBS | {"PBS_NODEFILE": str(nodes)}, None)
 
-    assert (job.hosts, job.workers) == ((), None)
+    assert job.hosts == hosts
+    assert job.workers == (Workers(3, "PBS_NODEFILE") if hosts else None)
 
 
 def test_host_without_tasks_leaves_the_number_of_workers_to_the_user() -> None:
@@ -329,29 +328,29 @@ def test_command_that_is_alone_in_its_world_is_let_go_on(environ: Mapping[str, s
     refuse_mpi_copies(environ, lambda: ("bash", "mpiexec"))
 
 
-@pytest.mark.parametrize("rank", ["0", "3"])
-@pytest.mark.parametrize(
-    ("size", "name"),
-    [("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK")],
-)
-def test_variables_of_an_mpi_job_that_is_over_keep_no_job_from_running(
-    tmp_path: Path, size: str, name: str, rank: str
-) -> None:
-    gone = {"PMIX_SERVER_TMPDIR": str(tmp_path / "prte.host.0")}
-
-    refuse_mpi_copies({size: "4", name: rank, **gone}, lambda: ("bash", "sshd", "systemd"))
-    refuse_mpi_copies({size: "4"}, lambda: ("bash", "prterun"))
-
-    lives = {"PMIX_SERVER_TMPDIR": str(tmp_path)}  # its mpiexec is in another container
-    with pytest.raises((UsageError, SystemExit)):
-        refuse_mpi_copies({size: "4", name: rank, **lives}, lambda: ("bash",))
-
-
-@pytest.mark.parametrize(
+IN_A_WORLD = pytest.mark.parametrize(
     ("size", "rank"),
     [("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK")],
     ids=["Open MPI", "MPICH"],
 )
+
+
+@IN_A_WORLD
+@pytest.mark.parametrize("number", ["0", "3"])
+def test_variables_of_an_mpi_job_that_is_over_keep_no_job_from_running(
+    tmp_path: Path, size: str, rank: str, number: str
+) -> None:
+    gone = {"PMIX_SERVER_TMPDIR": str(tmp_path / "prte.host.0")}
+
+    refuse_mpi_copies({size: "4", rank: number, **gone}, lambda: ("bash", "sshd", "systemd"))
+    refuse_mpi_copies({size: "4"}, lambda: ("bash", "prterun"))
+
+    lives = {"PMIX_SERVER_TMPDIR": str(tmp_path)}  # its mpiexec is in another container
+    with pytest.raises((UsageError, SystemExit)):
+        refuse_mpi_copies({size: "4", rank: number, **lives}, lambda: ("bash",))
+
+
+@IN_A_WORLD
 def test_first_of_the_copies_that_mpiexec_has_started_speaks_and_the_others_end(
     size: str, rank: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

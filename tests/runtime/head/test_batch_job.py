@@ -40,10 +40,6 @@ RUN = "00112233aabbccdd"
 JOB = Allocation(Scheduler.SLURM, "7", "slurm 7")
 
 
-def limits_of(deadline: TimeLimit = HOUR) -> TimeLimits:
-    return TimeLimits(deadline, is_batch=True)
-
-
 class Slurm:
     """What Slurm was asked to requeue, and what was said of it."""
 
@@ -61,55 +57,35 @@ class Slurm:
         job.end(code, self.said.append, requeue=self.requeue)
 
 
-def after(transcript: str, limits: TimeLimits) -> TimeLimits:
-    """Let signals come to limits, and ``limit``, the end of the time."""
-    for line in transcript.split():
-        name, _, at = line.partition("@")
-        if name == "limit":
-            limits.poll(3595.0)
-        else:
-            number = signal.Signals[f"SIG{name}"]
-            limits.repeats(number, is_stopping=False, now=float(at or 1000.0))
-    return limits
-
-
 AGAIN = ["7", (), 0]
 IN_SHELL = replace(ON_SLURM, is_batch=False)
 ON_PBS = Allocation(Scheduler.PBS, "8", "pbs 8")
 
 
 @pytest.mark.parametrize(
-    ("transcript", "code", "allocation", "is_requeued", "asked"),
+    ("hit_limit", "code", "allocation", "is_requeued", "asked"),
     [
-        ("", ExitCode.STOPPED_EARLY, ON_SLURM, True, []),
-        ("limit", ExitCode.STOPPED_EARLY, ON_SLURM, True, AGAIN),
-        ("USR1", ExitCode.STOPPED_EARLY, ON_SLURM, True, AGAIN),
-        ("USR2", ExitCode.STOPPED_EARLY, ON_SLURM, True, AGAIN),
-        ("TERM", ExitCode.STOPPED_EARLY, ON_SLURM, True, []),
-        ("INT", ExitCode.STOPPED_EARLY, ON_SLURM, True, []),
-        ("USR2 TERM", ExitCode.STOPPED_EARLY, ON_SLURM, True, []),  # cancelled while it saves
-        ("TERM USR2", ExitCode.STOPPED_EARLY, ON_SLURM, True, []),
-        ("TERM limit", ExitCode.STOPPED_EARLY, ON_SLURM, True, []),
-        ("limit TERM@3600.5", ExitCode.STOPPED_EARLY, ON_SLURM, True, AGAIN),
-        ("limit", ExitCode.DONE, ON_SLURM, True, []),
-        ("limit", ExitCode.PROGRAM_FAILED, ON_SLURM, True, []),
-        ("limit", ExitCode.RECOVERY_IMPOSSIBLE, ON_SLURM, True, []),
-        ("limit", ExitCode.STOPPED_EARLY, IN_SHELL, True, []),
-        ("limit", ExitCode.STOPPED_EARLY, ON_SLURM, False, []),
-        ("limit", ExitCode.STOPPED_EARLY, ON_PBS, True, []),
+        (True, ExitCode.STOPPED_EARLY, ON_SLURM, True, AGAIN),
+        (False, ExitCode.STOPPED_EARLY, ON_SLURM, True, []),
+        (True, ExitCode.DONE, ON_SLURM, True, []),
+        (True, ExitCode.PROGRAM_FAILED, ON_SLURM, True, []),
+        (True, ExitCode.RECOVERY_IMPOSSIBLE, ON_SLURM, True, []),
+        (True, ExitCode.STOPPED_EARLY, IN_SHELL, True, []),
+        (True, ExitCode.STOPPED_EARLY, ON_SLURM, False, []),
+        (True, ExitCode.STOPPED_EARLY, ON_PBS, True, []),
     ],
 )
 def test_limit_brings_a_job_of_slurm_back_and_an_order_does_not(
-    transcript: str,
     code: ExitCode,
     allocation: Allocation,
     *,
+    hit_limit: bool,
     is_requeued: bool,
     asked: list[object],
 ) -> None:
     slurm = Slurm()
     job = BatchJob(allocation, is_requeued=is_requeued)
-    job.limits = after(transcript, limits_of())  # as the head has sent them at the end
+    job.limits = TimeLimits(HOUR, is_batch=True, hit_limit=hit_limit)  # as the head has sent them
 
     slurm.end(job, code)
 
@@ -118,7 +94,7 @@ def test_limit_brings_a_job_of_slurm_back_and_an_order_does_not(
 
 def test_requeued_job_does_without_the_lost_nodes_and_a_refusal_costs_a_sentence() -> None:
     wide = replace(ON_SLURM, hosts=read_hosts("a:1,b:1,c:1"))
-    job = BatchJob(wide, after("USR2", limits_of()), is_requeued=True)
+    job = BatchJob(wide, TimeLimits(HOUR, hit_limit=True), is_requeued=True)
     job.lost_hosts = ("b",)
     slurm, disabled = Slurm(), Slurm("scontrol: it is disabled")
 
@@ -133,7 +109,11 @@ def test_requeued_job_does_without_the_lost_nodes_and_a_refusal_costs_a_sentence
 def test_order_after_the_end_of_the_job_is_heeded() -> None:
     """``scontrol requeue`` brings even a cancelled job back."""
     now, slurm = time.time(), Slurm()
-    job = BatchJob(ON_SLURM, limits_of(TimeLimit(now, now + 3600.0, "squeue")), is_requeued=True)
+    job = BatchJob(
+        ON_SLURM,
+        TimeLimits(TimeLimit(now, now + 3600.0, "squeue"), is_batch=True),
+        is_requeued=True,
+    )
     job.limits.repeats(signal.SIGUSR2, is_stopping=False, now=now)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {TERM})
     try:
@@ -151,58 +131,44 @@ def _options(tmp_path: Path, **options: object) -> JobOptions:
 
 
 @pytest.mark.parametrize(
-    ("ends_in_s", "deadline_s", "expected"),
+    ("ends_in_s", "told_s", "deadline_s", "left_s", "source"),
     [
-        (3600.0, None, (3600.0, "SLURM_JOB_END_TIME")),
-        (3600.0, 60.0, (60.0, OWN_BEFORE_SLURMS)),
-        (60.0, 3600.0, (60.0, "SLURM_JOB_END_TIME")),
-        (None, None, (1800.0, "squeue")),
-        (-60.0, None, (1800.0, "squeue")),
-        (None, 60.0, (60.0, OWN_BEFORE_SLURMS)),
+        (3600.0, 1800.0, None, 3600.0, "SLURM_JOB_END_TIME"),
+        (3600.0, 1800.0, 60.0, 60.0, OWN_BEFORE_SLURMS),
+        (60.0, 1800.0, 3600.0, 60.0, "SLURM_JOB_END_TIME"),
+        (None, 1800.0, None, 1800.0, "squeue"),
+        (-60.0, 1800.0, None, 1800.0, "squeue"),
+        (None, 1800.0, 60.0, 60.0, OWN_BEFORE_SLURMS),
+        (-60.0, None, None, None, "time limit not known: give --deadline"),
+        (-60.0, None, 60.0, 60.0, "--deadline"),
+        (-60.0, math.inf, None, None, ""),
+        (-60.0, math.inf, 60.0, 60.0, "--deadline"),
     ],
 )
-def test_earliest_end_counts(
+def test_earliest_end_counts_and_one_that_slurm_does_not_tell_is_asked_for(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     ends_in_s: float | None,
+    told_s: float | None,
     deadline_s: float | None,
-    expected: tuple[float, str],
+    left_s: float | None,
+    source: str,
 ) -> None:
-    left_s, source = expected
-    monkeypatch.setattr(batch_job, "time_left_s", lambda job: 1800.0)
+    monkeypatch.setattr(batch_job, "time_left_s", lambda job: told_s)
     now = time.time()
     ends_at = None if ends_in_s is None else now + ends_in_s
-    job = BatchJob.of(_options(tmp_path, deadline_s=deadline_s), replace(ON_SLURM, ends_at=ends_at))
+    options = _options(tmp_path, deadline_s=deadline_s)
 
+    job = BatchJob.of(options, replace(ON_SLURM, ends_at=ends_at))
+
+    if left_s is None:
+        assert job.introduction == ", ".join(filter(None, ("Slurm job 7", source)))
+        assert job.limits.poll(1e12) is TimeDue.NOTHING
+        return
     assert job.limits.poll(now + 0.4 * left_s) < TimeDue.SAVE
     assert job.limits.poll(now + left_s) is TimeDue.END
     assert job.introduction.startswith("Slurm job 7, time until ")
     assert job.introduction.endswith(f"({source})")
-
-
-@pytest.mark.parametrize(
-    ("left_s", "deadline_s", "words"),
-    [
-        (None, None, "Slurm job 7, time limit not known: give --deadline"),
-        (None, 60.0, "Slurm job 7, time until "),
-        (math.inf, None, "Slurm job 7"),
-        (math.inf, 60.0, "Slurm job 7, time until "),
-    ],
-)
-def test_limit_that_slurm_does_not_tell_is_asked_for(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    left_s: float | None,
-    deadline_s: float | None,
-    words: str,
-) -> None:
-    monkeypatch.setattr(batch_job, "time_left_s", lambda job: left_s)
-    over = replace(ON_SLURM, ends_at=time.time() - 60.0)
-
-    said = BatchJob.of(_options(tmp_path, deadline_s=deadline_s), over).introduction
-
-    assert said.startswith(words)
-    assert (said == words) == (deadline_s is None)
 
 
 @pytest.mark.parametrize(

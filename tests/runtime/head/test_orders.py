@@ -61,6 +61,10 @@ def after(limits: TimeLimits, transcript: str, *, is_stopping: bool = False) -> 
         ("TERM", "TERM", True, False, False),
         ("limit", "USR2", True, True, True),
         ("TERM", "USR2", True, True, False),
+        ("", "USR1", False, False, True),
+        ("USR2 TERM", "USR2", True, True, False),  # cancelled while it saves
+        ("TERM limit", "USR2", True, True, False),
+        ("", "INT", False, False, False),
     ],
 )
 def test_warning_after_a_warning_does_not_cut_the_save_short(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,20 +126,6 @@ def test_writer_is_told_the_run_and_gets_its_lease(linked: Linked) -> None:
     (lease,) = writer.opening[FDS]
     assert os.path.samestat(os.fstat(lease), os.fstat(linked.lease))
     assert _MESSAGES.decode(writer.opening) == OpenRun(Path("/run"), RECORD, None)
-
-
-def test_record_of_the_head_is_stamped_and_named(linked: Linked) -> None:
-    writer = linked.connect()
-    before = time.monotonic()
-
-    linked.link.record(LaunchBegan(3, (), 0))
-
-    (record,) = writer.lines()
-    assert before <= record["now"] <= time.monotonic()
-    assert abs(record["time"] - time.time()) < 3600.0
-    named = {name: record[name] for name in ("event", "run_id", "source", "generation")}
-    assert named == {"event": "launch", "run_id": "r", "source": "head", "generation": 3}
-    assert [entry.event for entry in linked.records] == [LaunchBegan(3, (), 0)]
 
 
 def test_records_of_another_process_keep_their_order_and_their_age(linked: Linked) -> None:
@@ -314,14 +299,6 @@ def test_lines_of_the_client_begin_the_log_once() -> None:
         ]
 
     assert logs == [["holdfast: starting train.py\nholdfast: 2 hosts\n"], []]
-
-
-def test_close_without_a_writer_waits_for_nobody(linked: Linked) -> None:
-    linked.link.record(LAUNCH)
-
-    linked.link.close(is_over=True)
-
-    assert not linked.link.is_connected
 
 
 @pytest.mark.parametrize("is_over", [True, False])

@@ -71,19 +71,8 @@ def test_faulthandlers_last_thread_is_the_main_thread_and_comes_first() -> None:
 
     assert [thread.name for thread in stacks.threads] == ["main thread", "thread 2"]
     assert stacks.threads[0].frames[1] == Frame("/home/ann/train.py", "42", "contribute")
-
-
-def test_place_of_a_worker_is_the_innermost_call_that_is_no_librarys() -> None:
-    assert Stacks.of(FAULTHANDLER).where == "contribute (train.py:42)"
-
-
-def test_place_in_holdfasts_own_code_is_not_blamed_on_the_script() -> None:
-    agree = Frame(f"{HOLDFAST}/runtime/exchange/mpi_communicator.py", "88", "agree")
-    users = Frame("/home/ann/train.py", "99", "<module>")
-
-    assert (
-        Stacks((Thread("main thread", (agree, users)),)).where == "agree (mpi_communicator.py:88)"
-    )
+    assert stacks.where == "contribute (train.py:42)"  # the innermost call that is no library's
+    assert (Stacks.of("").where, str(Stacks.of(""))) == ("", "")
 
 
 def holdfasts(package: str, name: str, line: int) -> Frame:
@@ -103,9 +92,13 @@ READ = holdfasts("data/tf_source.py", "_read", 70)
         ((NEXT, FIT), (BATCHES,), FIT, True),
         ((BATCHES, NEXT, FIT), (), BATCHES, True),
         ((holdfasts("script/overlay.py", "open", 60),), (), None, False),
+        ((holdfasts("exchange/mpi_communicator.py", "agree", 88), FIT), (), None, False),
     ],
-    ids=["file", "reader", "py_function", "thread of its own", "read here", "nothing of the user"],
-)
+    ids=[
+        "file", "reader", "py_function", "thread of its own", "read here", "nothing of the user",
+        "holdfast waits for others",
+    ],
+)  # fmt: skip
 def test_place_in_code_that_waits_for_the_script_is_the_scripts(
     *, main: tuple[Frame, ...], other: tuple[Frame, ...], where: Frame | None, is_reading: bool
 ) -> None:
@@ -125,12 +118,6 @@ def test_text_ends_with_the_script_and_has_one_line_for_an_idle_thread() -> None
     assert "<module> (/home/ann/train.py:99)" in text
     assert "runpy" not in text
     assert text.splitlines()[-1].startswith("  thread 2: _run (")
-
-
-def test_nothing_is_known_of_a_process_that_wrote_nothing() -> None:
-    empty = Stacks.of("")
-
-    assert (empty.where, str(empty)) == ("", "")
 
 
 def test_a_line_that_was_torn_off_is_left_out() -> None:

@@ -303,62 +303,42 @@ CAUGHT = (
 )
 
 
-@pytest.mark.parametrize("then", ENDS)
-def test_stop_that_the_script_has_caught_is_still_a_stop(tmp_path: Path, then: str) -> None:
-    text = CAUGHT.format(error="errors.StopRequested('stop')", what="BaseException", then=then)
-
-    assert end_of(tmp_path, text, Phase.CONCLUDING) is None
-
-
-def test_stop_is_not_caught_with_every_exception(tmp_path: Path) -> None:
-    then = "pathlib.Path(__file__).with_name('went on').touch()"
-    text = "import pathlib\n" + CAUGHT.format(
-        error="errors.StopRequested('stop')", what="Exception", then=then
-    )
-
-    assert end_of(tmp_path, text, Phase.CONCLUDING) is None
-    assert not (tmp_path / "went on").exists()
-
-
-@pytest.mark.parametrize("then", ENDS)
-@pytest.mark.parametrize(
-    ("module", "kind", "code"),
-    [
-        ("errors", "WorldLost", 70),
-        ("errors", "StoppedEarly", 75),
-        ("errors", "UsageError", 2),
-        ("injector", "InjectedFault", 1),
-    ],
-)
-def test_end_that_the_job_has_decided_is_told_though_the_script_has_caught_it(
-    tmp_path: Path, module: str, kind: str, code: int, then: str
-) -> None:
-    text = CAUGHT.format(error=f"{module}.{kind}('why')", what="BaseException", then=then)
-
-    report = end_of(tmp_path, text, Phase.FAILED)
-
-    assert (report.error_type, report.message, report.exit_code) == (kind, "why", code)
+DECIDED = (
+    ("errors.WorldLost", 70), ("errors.StoppedEarly", 75), ("errors.UsageError", 2),
+    ("injector.InjectedFault", 1),
+)  # fmt: skip
+STOP, WENT_ON = "errors.StopRequested('stop')", "raise AssertionError('went on')"
 
 
 @pytest.mark.parametrize(
-    ("then", "told"),
+    ("error", "what", "then", "told"),
     [
-        ("pass", "ValueError"),
-        ("import sys; sys.exit(0)", "ValueError"),
-        ("import sys; sys.exit(3)", "SystemExit"),
-        ("raise OSError('later')", "OSError"),
+        *[(STOP, "BaseException", then, None) for then in ENDS],
+        (STOP, "Exception", WENT_ON, None),  # it is not caught with every exception
+        *[
+            (f"{kind}('why')", "BaseException", then, (kind.rpartition(".")[2], code))
+            for kind, code in DECIDED
+            for then in ENDS
+        ],
+        *[
+            ("ValueError('why')", "ValueError", then, (told, 1))
+            for then, told in zip(
+                ENDS, ("ValueError", "ValueError", "SystemExit", "OSError"), strict=True
+            )
+        ],
     ],
 )
-def test_training_that_failed_is_no_success_though_the_script_has_caught_it(
-    tmp_path: Path, then: str, told: str
+def test_end_of_a_training_counts_though_the_script_has_caught_it(
+    tmp_path: Path, error: str, what: str, then: str, told: tuple[str, int] | None
 ) -> None:
-    text = CAUGHT.format(error="ValueError('a trial')", what="ValueError", then=then)
+    text = CAUGHT.format(error=error, what=what, then=then)
 
     report = end_of(tmp_path, text, Phase.FAILED)
 
-    assert (report.error_type, report.exit_code) == (told, 1)
-    if told == "ValueError":
-        assert report.where == "fit (train.py:6)"
+    assert (report and (report.error_type, report.exit_code)) == told
+    if report is not None and error.endswith(f"{report.error_type}('why')"):
+        assert report.message == "why"
+        assert report.where == ("fit (train.py:6)" if what == "ValueError" else report.where)
 
 
 def test_end_of_a_script_comes_before_its_report_and_in_its_own_main(tmp_path: Path) -> None:
