@@ -211,7 +211,8 @@ def test_run_of_another_script_of_the_same_name_is_refused(
     first, second = experiment(tmp_path / "exp1"), experiment(tmp_path / "exp2")
     _began(first)
     _refuse(second)  # nothing is trained that it could take over
-
+    with pytest.raises(UsageError, match="holds the run of"):
+        _refuse(second, is_owned=True)
     _train(first)
 
     outside.chdir(tmp_path)
@@ -224,15 +225,6 @@ def test_run_of_another_script_of_the_same_name_is_refused(
         )
     _refuse(dataclasses.replace(second, fresh=True))
     _refuse(first)
-
-
-def test_run_that_a_job_owns_is_refused_before_its_first_step(
-    tmp_path: Path, outside: pytest.MonkeyPatch
-) -> None:
-    _began(experiment(tmp_path / "exp1"))
-
-    with pytest.raises(UsageError, match="holds the run of"):
-        _refuse(experiment(tmp_path / "exp2"), is_owned=True)
 
 
 def test_script_that_was_moved_with_its_run_directory_or_with_its_text_goes_on(
