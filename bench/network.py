@@ -21,7 +21,6 @@ import shlex
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from ipaddress import IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,7 +100,7 @@ def _measure(
                 ranks=len(names),
                 directory=launch,
                 guard=(str(program),),
-                terms=LaunchTerms(IPv4Network(NETWORK), tuple(map(tuple, options.mca))),
+                terms=LaunchTerms(NETWORK, tuple(map(" ".join, options.mca))),
             )
             rows: list[harness.Record] = harness.result_of(line, cluster.entering(cluster.head))
             return rows

@@ -42,7 +42,7 @@ from holdfast.runtime.hosts.checked_hosts import (
 from holdfast.runtime.hosts.network import Place, choose, places
 from holdfast.runtime.hosts.wire import Question
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.options.option import DOCTOR, RUN, pair_of
+from holdfast.runtime.options.option import DOCTOR, RUN
 from holdfast.runtime.options.sources import Sources, build_options, seen_from
 from holdfast.runtime.run.numerics import instruction_set
 from holdfast.runtime.run.progress import count, memory
@@ -136,12 +136,11 @@ def _examine_mpi(options: JobOptions, mpiexec: Path | None) -> Iterator[Diagnosi
         try:
             if options.hosts or options.network is not None:
                 found = places(options.network, interfaces(), own_name())
-                network = found[0].network if found else None
+                network = str(found[0].network) if found else None
         except UsageError as error:
             yield Diagnosis("network", str(error), is_good=False)
         else:
-            settings = tuple(map(pair_of, options.mca))
-            yield from _try_out(library, LaunchTerms(network, settings))
+            yield from _try_out(library, LaunchTerms(network, tuple(options.mca)))
     if library.warning:
         yield Diagnosis("MPI version", library.warning, is_good=False)
 

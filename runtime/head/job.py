@@ -28,6 +28,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.visits import Standing
 from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder, News
+from holdfast.runtime.host.launchers import LaunchTerms
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.codec import to_plain
 
@@ -97,13 +98,9 @@ class Job:
             workers=launch.workers,
             **changed,
         )
-        mpi = MpiOrder(
-            mpiexec=self.mpiexec,
-            library=self.mpi_library,
-            ulfm=options.shrink,
-            network=(self.network or options.network) if self.hosts else None,
-            mca=tuple(options.mca),
-        )
+        network = (self.network or options.network) if self.hosts else None
+        terms = LaunchTerms(network, tuple(options.mca))
+        mpi = MpiOrder(self.mpiexec, self.mpi_library, options.shrink, terms)
         return LaunchOrder(config, mpi, launch.relaunch, launch.spent)
 
     def after(self, standing: Standing) -> Job:

@@ -41,7 +41,6 @@ from holdfast.runtime.host.launchers import (
 )
 from holdfast.runtime.host.mpi_trial import Trust, require
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.options.option import pair_of
 from holdfast.runtime.options.run_terms import (
     complete_run,
     open_or_create_record,
@@ -314,8 +313,7 @@ def _try_mpi_here(setup: JobSetup) -> None:
 def _try_mpi(setup: JobSetup) -> None:
     """Refuse an MPI that this job cannot rely on, used as the job will use it."""
     options, hosts = setup.options, setup.checked_hosts
-    network = None if hosts is None else hosts.network
-    terms = LaunchTerms(network, tuple(pair_of(setting) for setting in options.mca))
+    terms = LaunchTerms(None if hosts is None else str(hosts.network), tuple(options.mca))
     needed = Trust.ONE if options.shrink else Trust.RELAUNCH
     require(setup.library, os.environ, needed, terms)
 

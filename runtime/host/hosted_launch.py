@@ -106,7 +106,7 @@ class HostedLaunch:
         """All other hosts, also those that are lost and whose shells have not ended."""
         self.calls = Queue()
         """What hosts tell is heard one at a time, in order."""
-        self._cold = list(hosts)
+        self._cold = set(hosts)
         """Those whose pools have not imported everything."""
         self._seen: dict[HostLink, messages.Seen] = {}
         self._heartbeat_timeout_s = heartbeat_timeout_s
@@ -237,7 +237,7 @@ class HostedLaunch:
 
     def _add_host(self, host: RemoteHost) -> None:
         self._hosts.append(host)
-        self._cold.append(host)
+        self._cold.add(host)
 
     def admit(self, name: str, then: Callable[[str], None]) -> None:
         """Let a host that was tried again, and has answered, take workers of the next launch.
@@ -428,10 +428,10 @@ class HostedLaunch:
 
     def _warmed_without(self, host: HostLink) -> None:
         """Forget a host that was cold, perhaps as the last one."""
-        was_cold = host in self._cold
-        self._cold = [cold for cold in self._cold if cold is not host]
-        if was_cold and not any(cold in self._hosts for cold in self._cold):
-            self._tell(PoolWarmed())
+        if host in self._cold:
+            self._cold.remove(host)
+            if self._cold.isdisjoint(self._hosts):
+                self._tell(PoolWarmed())
 
     def _on_event(self, host: HostLink, event: Event) -> None:
         """Pass an event on; another host that can make no worker is as good as lost."""
@@ -442,11 +442,11 @@ class HostedLaunch:
             case PoolLost():
                 self._has_lost_pool = True
             case PoolWarmed():
-                self._cold = [cold for cold in self._cold if cold is not host]
-                if any(cold in self._hosts for cold in self._cold):
+                self._cold.discard(host)
+                if not self._cold.isdisjoint(self._hosts):
                     return  # a launch begins to join when the last host is warm
             case PoolRestarted():
-                self._cold = [*(cold for cold in self._cold if cold is not host), host]
+                self._cold.add(host)
             case Pressure():
                 self.ask_all(RequestFlag.SAVE)
         self._tell(event)

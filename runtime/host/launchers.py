@@ -64,13 +64,13 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Network
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.options.option import pair_of
 from holdfast.runtime.system.own_process import answer_of, home_for_mpi
 
 _ADD_PROCS_CUTOFF = 1024
@@ -328,27 +328,27 @@ def _ask_version(mpiexec: Path) -> str:
 class LaunchTerms:
     """What a job asks of its launches beyond the row of its launcher.
 
-    ``network`` is that between the workers' hosts; None if all are on this one.  ``mca`` are the
-    user's own settings, each a key and its value, which override those of the launcher.
+    ``network`` is that between the workers' hosts, as CIDR; None if all are on this one.  ``mca``
+    are the user's own settings, each a key and its value, which override those of the launcher.
     """
 
-    network: IPv4Network | None = None
-    mca: tuple[tuple[str, str], ...] = ()
+    network: str | None = None
+    mca: tuple[str, ...] = ()
 
     def parameters(self, launcher: Launcher) -> tuple[Parameter, ...]:
         """Return the settings of a launch; mpiexec refuses one that is given twice."""
         settings = {key: (flag, key, value) for flag, key, value in launcher.parameters}
         if self.network is not None:
             for flag, key, value in launcher.network_parameters or ():
-                settings[key] = flag, key, value.replace(_NETWORK, str(self.network))
-        for key, value in self.mca:
+                settings[key] = flag, key, value.replace(_NETWORK, self.network)
+        for key, value in map(pair_of, self.mca):
             settings[key] = settings.get(key, ("--mca",))[0], key, value
         return tuple(settings.values())
 
     def __str__(self) -> str:
         """Name the settings as the user knows them."""
         network = () if self.network is None else (f"tcp on {self.network}",)
-        return ", ".join((*network, *(f"--mca {key} {value}" for key, value in self.mca)))
+        return ", ".join((*network, *(f"--mca {setting}" for setting in self.mca)))
 
 
 ON_ONE_HOST = LaunchTerms()

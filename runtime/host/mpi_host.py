@@ -20,7 +20,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Network
 from pathlib import Path
 
 from holdfast.recovery.event import Event, LaunchEnded
@@ -30,10 +29,8 @@ from holdfast.runtime.host.launchers import (
     LAUNCHERS,
     OPEN_MPI,
     LaunchLine,
-    LaunchTerms,
 )
 from holdfast.runtime.host.output import without_rules
-from holdfast.runtime.options.option import pair_of
 from holdfast.runtime.run.events import Warned
 from holdfast.runtime.system import become
 from holdfast.runtime.system.connections import stranger, watch_strangers
@@ -179,10 +176,7 @@ class MpiHost:
             guard=(sys.executable, "-I", "-S", str(guard_file.__file__)),
             ulfm=order.ulfm,
             launcher=LAUNCHERS[order.library],
-            terms=LaunchTerms(
-                None if order.network is None else IPv4Network(order.network, strict=False),
-                tuple(map(pair_of, order.mca)),
-            ),
+            terms=order.terms,
         )
         environment = line.environment(
             os.environ, HOLDFAST_AGENT=str(agent), HOLDFAST_GENERATION=str(generation)

@@ -101,8 +101,6 @@ class CheckedHosts:
 
     hosts: tuple[HostSlots, ...]
     network: IPv4Network
-    addresses: tuple[str, ...]
-    """Those of each host on it, as ``hosts``."""
     threads: int
     """What each worker can have on every host."""
     facts: tuple[HostFacts, ...]
@@ -139,7 +137,7 @@ def check_hosts(
         refuse_differences("the hosts of the job differ", unlike)
     return CheckedHosts(
         hosts,
-        *choose(options.network, names, found, tried),
+        choose(options.network, names, found, tried)[0],
         threads=threads_of_all(options.workers, hosts, found),
         facts=tuple(found),
         variables=common_numerics(os.environ, found),

@@ -56,12 +56,11 @@ def test_communicator_of_three_hosts_of_which_a_rank_dies(cluster: Cluster) -> N
 
 TRIAL = f"""
 import os
-from ipaddress import IPv4Network
 from holdfast.runtime.host.launchers import LaunchTerms
 from holdfast.runtime.host.launchers import find_mpiexec, identify
 from holdfast.runtime.host.mpi_trial import FIRST_DEATH
 from holdfast.runtime.host.mpi_trial import run_trial
-terms = LaunchTerms(IPv4Network("{NETWORK}"))
+terms = LaunchTerms("{NETWORK}")
 print(run_trial(identify(find_mpiexec()), os.environ, FIRST_DEATH, terms).has_passed)
 """
 

@@ -38,7 +38,7 @@ def play_on_mpi(
         ranks=ranks,
         directory=directory,
         guard=(sys.executable, str(path), str(directory), *names),
-        terms=LaunchTerms(mca=tuple(mca)),
+        terms=LaunchTerms(mca=tuple(map(" ".join, mca))),
     )
     with (directory / "output").open("wb") as output:
         process = subprocess.Popen(

@@ -96,9 +96,9 @@ RESUMED: dict[str, Any] = {"is_resumed": True, "saved_step": 390}
 def hosts(*slots: int, devices: Devices = NO_DEVICES, **of_all: Any) -> dict[str, Any]:
     """Return hosts a and b with these slots, and the devices of b, which has one core."""
     named = tuple(map(HostSlots, "ab", slots))
-    network = IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2")
+    network = IPv4Network("10.1.0.0/16")
     known = facts("a"), facts("b", devices=devices, cores=1)
-    return {"checked_hosts": CheckedHosts(named, *network, 1, known, **of_all)}
+    return {"checked_hosts": CheckedHosts(named, network, 1, known, **of_all)}
 
 
 def sized(workers: int, cores: int = 64, threads: int = 1, **fields: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from holdfast.runtime.head.job import Job, LaunchLog
 from holdfast.runtime.head.orders import TimeLimit, TimeLimits
 from holdfast.runtime.head.visits import Standing
 from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder
+from holdfast.runtime.host.launchers import LaunchTerms
 from holdfast.runtime.run.events import Notice
 from holdfast.runtime.system.channel import MessageKinds, to_message
 from holdfast.runtime.system.codec import from_plain, to_plain
@@ -61,7 +62,9 @@ def test_order_of_a_launch_is_read_back_by_the_next_head() -> None:
 
     order = job.order_of(FIFTH)
 
-    assert order.mpi == MpiOrder(Path("/opt/mpiexec"), "Open MPI", ulfm=False, mca=mca)
+    assert order.mpi == MpiOrder(
+        Path("/opt/mpiexec"), "Open MPI", ulfm=False, terms=LaunchTerms(mca=mca)
+    )
     read = MessageKinds(LaunchOrder).decode(json.loads(json.dumps(to_message(order))))
     found = read.launch
     assert (found.generation, found.workers, found.relaunch, found.spent) == (5, (6, 7), 2, 3)
@@ -85,7 +88,7 @@ def test_order_names_the_network_between_the_hosts(
     order = job.order_of(FIFTH)
 
     assert order.mpi is not None
-    assert order.mpi.network == network
+    assert order.mpi.terms.network == network
 
 
 def begun(*hosts: str) -> LaunchLog:

@@ -224,10 +224,8 @@ def test_journal_that_cannot_be_written_is_refused(
 def checked(monkeypatch: pytest.MonkeyPatch) -> CheckedHosts:
     """Return what a check of all hosts finds, without any other host."""
     hosts = (HostSlots(own_name(), 0), HostSlots("b", 4))
-    network = IPv4Network("10.1.0.0/16"), ("10.1.0.1", "10.1.0.2")
-    found = CheckedHosts(
-        hosts, *network, 3, (facts("a"), facts("b")), {"ONEDNN_MAX_CPU_ISA": "AVX"}
-    )
+    network = IPv4Network("10.1.0.0/16")
+    found = CheckedHosts(hosts, network, 3, (facts("a"), facts("b")), {"ONEDNN_MAX_CPU_ISA": "AVX"})
     monkeypatch.setattr(checked_hosts, "check_hosts", lambda *_: found)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")  # it is restored afterwards
     return found
@@ -247,8 +245,7 @@ def test_job_of_several_hosts_has_what_suits_all_of_them(
     assert job.hosts == checked.hosts
     assert job.network == "10.1.0.0/16"
     assert [from_plain(HostFacts, found) for found in job.facts] == [facts("a"), facts("b")]
-    pairs = (("btl", "self,uct"),)
-    assert tried == [LaunchTerms(None, pairs), LaunchTerms(IPv4Network("10.1.0.0/16"), pairs)]
+    assert tried == [LaunchTerms(None, mca), LaunchTerms("10.1.0.0/16", mca)]
     assert setup.record.threads == 3
     assert setup.record.numerics["instruction_set"] == "AVX"
     assert setup.head_terms(Path("/dev")).environment["ONEDNN_MAX_CPU_ISA"] == "AVX"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ from holdfast.runtime.host.mpi_trial import (
 from holdfast.runtime.system.codec import encode
 from holdfast.runtime.system.processes import wait_all_ended
 
-SETTINGS = (("btl", "self,uct"),)
+SETTINGS = ("btl self,uct",)
 BOUND_S = 90.0
 SHOW = 'echo "$@" > "$COUNT"; echo "MPI4PY_LIBMPI=$MPI4PY_LIBMPI" >> "$COUNT"'
 
@@ -97,7 +96,7 @@ def test_unfit_library_is_refused_with_the_ways_out(
     tmp_path: Path,
     environment: dict[str, str],
     needed: Trust,
-    settings: tuple[tuple[str, str], ...],
+    settings: tuple[str, ...],
     words: str,
 ) -> None:
     library = library_of(tmp_path, FAILING)
@@ -130,9 +129,9 @@ def test_another_build_or_way_to_start_and_each_set_of_settings_are_tried_of_the
 ) -> None:
     every = [
         LaunchTerms(),
-        LaunchTerms(IPv4Network("10.1.0.0/16")),
-        LaunchTerms(IPv4Network("10.2.0.0/16")),
-        LaunchTerms(IPv4Network("10.1.0.0/16"), SETTINGS),
+        LaunchTerms("10.1.0.0/16"),
+        LaunchTerms("10.2.0.0/16"),
+        LaunchTerms("10.1.0.0/16", SETTINGS),
         LaunchTerms(None, SETTINGS),
     ]
     for terms in (*every, *every):

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +83,7 @@ class RanksOnHosts:
 
     def _start(self, cluster: Cluster, ranks: int, output: Any) -> subprocess.Popen[Any]:
         """Start mpiexec on the head, watched for strangers as in a job."""
-        terms = LaunchTerms(IPv4Network(NETWORK))
+        terms = LaunchTerms(NETWORK)
         line = LaunchLine(find_mpiexec(), ranks, self._directory, _GUARD, terms=terms)
         told = {"HOLDFAST_AGENT": str(self._directory / "agent.sock"), "HOLDFAST_GENERATION": "1"}
         shim = [sys.executable, "-I", "-S", str(become.__file__)]
