@@ -175,7 +175,7 @@ class RunningJob:
         try:
             self._process = self._start(request)
         except BaseException:
-            self._remove_traces()
+            self._traces.remove(())
             raise
 
     def _start(self, request: JobRequest) -> subprocess.Popen[bytes]:
@@ -290,7 +290,7 @@ class RunningJob:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
-        self._remove_traces([self.pid])
+        self._traces.remove([self.pid])
 
     def __enter__(self) -> RunningJob:
         """Return the job."""
@@ -299,10 +299,6 @@ class RunningJob:
     def __exit__(self, *_error: object) -> None:
         """Leave nothing behind."""
         self.close()
-
-    def _remove_traces(self, clients: Sequence[int] = ()) -> None:
-        self._traces.kill_all()
-        self._traces.remove_files(clients)
 
     def _path(self, name: str) -> Path:
         return self._traces.scratch / name
@@ -347,15 +343,12 @@ class JobTraces:
         files = (*_shared_memory(clients), *kept)
         return (*processes, *map(str, files))
 
-    def kill_all(self) -> None:
-        """SIGKILL every process of the job, and wait until all have ended."""
+    def remove(self, clients: Iterable[int]) -> None:
+        """SIGKILL every process of the job; remove its files, and the memory of these clients."""
         while alive := self.processes():
             for pid in alive:
                 signal_marked(pid, self.mark, signal.SIGKILL)
             wait_all_ended(alive, ENDS_WITHIN_S)
-
-    def remove_files(self, clients: Iterable[int]) -> None:
-        """Remove the scratch directory, and the shared memory of these clients."""
         for directory in (*_shared_memory(clients), self.scratch):
             shutil.rmtree(directory, ignore_errors=True)
 

@@ -1,8 +1,7 @@
 """Keras's callbacks as the callback host of a stage: they see what they see under ``fit``.
 
-Every worker calls every callback with the same logs.  Hooks run in rounds, and the workers agree on
-the effects of each round before the next one (`training.job_state`).  So a sequence of hooks is a
-generator here, which waits wherever an agreement may be due.
+Hooks run in rounds (DESIGN.md).  So a sequence of hooks is a generator here, which waits wherever
+an agreement may be due.
 
 A hook that raises ends its round.  If hooks of all workers raise alike, that ends the training.  It
 is not run again after a relaunch: its ``fit`` raises the error once more.  So the error is kept as

@@ -1,10 +1,8 @@
 """What callbacks remember, as JSON notes and arrays: patience, best values, counters, weights.
 
-A callback is an object of the script.  Its attributes are its state.  Left out are those that never
+A callback is an object of the script.  Its attributes are its state, but for those that never
 change (its settings), that refer to other things (the model, functions, files), and that Keras sets
-anew.  So an attribute is kept if it differs from what it was before the training or at its start.
-A changed setting of a script that is run again then counts, and what the training has changed goes
-on.
+anew; DESIGN.md has the walk.
 
 A callback with ``get_state`` and ``set_state`` keeps what it says instead.  The same methods count
 for an object that stands in an attribute, such as a random generator.
@@ -56,8 +54,7 @@ class WeightPlaces:
 
     def __init__(self, sets: int, weights: Sequence[Array]) -> None:
         self._empty: list[Array] = [np.zeros_like(found) for _ in range(sets) for found in weights]
-        self._held = list(self._empty)
-        self._free = list(range(len(self._held)))
+        self.empty()
 
     def empty(self) -> None:
         """Take everything out of the places."""
@@ -76,11 +73,6 @@ class WeightPlaces:
     def tensors(self) -> dict[str, Array]:
         """Return what the places hold, zeros where they hold nothing, by number."""
         return {f"{place:05d}": array for place, array in enumerate(self._held)}
-
-    @staticmethod
-    def reader(tensors: Tensors) -> Mapping[int, Array]:
-        """Return copies of what ``tensors`` has returned, by number."""
-        return {int(name): np.array(array) for name, array in tensors.items()}
 
 
 def sets_of(callback: Any) -> int:
@@ -281,11 +273,11 @@ class CallbackStates:
                 continue
             prefix = f"{name}/"
             own = {
-                place.removeprefix(prefix): array
+                int(place.removeprefix(prefix)): np.array(array)
                 for place, array in tensors.items()
                 if place.startswith(prefix)
             }
-            _decode(kept, notes[name], WeightPlaces.reader(own))
+            _decode(kept, notes[name], own)
 
 
 def _attributes(callback: Any) -> Iterator[tuple[str, Any]]:

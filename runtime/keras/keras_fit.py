@@ -1,9 +1,6 @@
 """Our ``fit`` in the place of Keras's: it trains on all workers of the job.
 
-The script calls ``model.fit``, on every worker alike.  The arguments become a training request, the
-model becomes an exact replica, and the call is the next stage of the run (`training.stages`).  Then
-the model has the weights of the end of the stage, on every worker.  ``evaluate`` and ``predict``
-stay Keras's own.
+DESIGN.md has the walk of a script.  ``evaluate`` and ``predict`` stay Keras's own.
 
 A model that fails on a part of a batch, or has batches of few samples, gets advice.  The learning
 rate of a larger batch is scaled while an optimizer applies gradients: the rate that the script has

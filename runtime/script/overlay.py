@@ -1,29 +1,18 @@
 """Files of the script and of its hooks: one overlay between Python's own functions and the disk.
 
-Theory.  Every worker runs every line of the script, and every hook of every callback.  A file that
-one of these opens to be written lies in a private folder of the run directory (*staged*), until it
-is certain whose file is the real one.
+Every worker runs every line of the script, and every hook of every callback.  A file that one of
+these opens to be written lies in a private folder of the run directory (*staged*), until it is
+certain whose file is the real one; see the walks in DESIGN.md.  A *round* is all hooks that run
+between two agreements of the workers.  On workers other than the first its files are staged, and
+its other changes of the disk are put off (*deferred*).
 
-*Lines of the script* have no agreement.  A file is whole when it is closed: the worker that comes
-first makes it real then, and the others find it (`writes`).
+An agreement drops both.  A file that is still open stays staged, and the length that it has now is
+noted.  So is one that the script has opened before the training, and holds open.  If the first
+worker dies before the agreement, nobody knows how far it came.  The next first worker makes its own
+round real, and exchanges a file that is still open beneath the file object.
 
-*Hooks* that run between two agreements of the workers are a *round*:
-
-* on the first worker files are what they always are;
-* on the others they stay staged.  Other changes of the disk are put off (*deferred*).
-
-An agreement proves that the first worker has finished the round.  So staged files and deferred
-changes of the round are dropped.  A file that is still open stays staged, and the length that it
-has now is noted.  So is one that the script has opened before the training, and holds open.
-
-If the first worker dies before the agreement, nobody knows how far it came.  The next first worker
-makes its own round real: it repeats the changes, and it cuts files that grow to the length that
-they had at the last agreement before it appends.  A file that is still open is exchanged beneath
-the file object, which goes on to be used.
-
-The lengths of growing files belong to the checkpoint.  A launch that restores it cuts them to these
-lengths.  What is then written into such a file before the training goes on is in it already, so it
-is dropped.  Whoever keeps the file open goes on at its end.
+The lengths of growing files belong to the checkpoint.  What is written into such a file in a launch
+that resumes, before the training goes on, is in it already, so it is dropped.
 
 The overlay exchanges Python's own ways to change files, once, and acts only in the thread that
 runs the script: threads of the saver write checkpoints meanwhile.  Libraries that write files from

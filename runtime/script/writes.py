@@ -1,16 +1,9 @@
 """What the script itself writes, outside of trainings: the worker that comes first makes it real.
 
-All workers make the same calls, and so does each launch.  There is no agreement between them.  So:
-
-* a file that a line of the script opens to be written is *staged* in a private folder.  When it is
-  closed, the first worker that comes so far puts it into its place, whole.  The others find it;
-* what is appended to a file is appended once for the run: the n-th time that a line appends to a
-  file counts, in any launch;
-* who comes later may find that another worker has written the file once more by then.  It reads
-  what it has itself written;
-* what libraries write for the script is made by the worker that comes first, while the others wait.
-
-A file that is still open when a training begins is one of that training from then on (`Overlay`).
+All workers make the same calls, and so does each launch.  There is no agreement between them.
+DESIGN.md has the walk of a file.  What libraries write for the script is made by the worker that
+comes first, while the others wait.  A file that is still open when a training begins is one of that
+training from then on (`Overlay`).
 
 A script makes a folder for its results, and clears it first, as if it were alone:
 

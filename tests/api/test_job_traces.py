@@ -25,8 +25,7 @@ def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobTrace
     monkeypatch.setattr(testing, "SHARED_MEMORY", tmp_path / "shm")
     made = JobTraces(VARIABLE)
     yield made
-    made.kill_all()
-    made.remove_files(())
+    made.remove(())
 
 
 def _segment(folder: Path, name: str) -> Path:
@@ -44,7 +43,7 @@ def test_memory_that_a_living_process_holds_is_not_called_left(
     traces.temporary.rmdir()  # by the job, which is no leftover either
 
     assert traces.leftovers([DEAD]) == traces.leftovers([os.getpid()]) == ()
-    traces.remove_files([os.getpid()])
+    traces.remove([os.getpid()])
     assert held.is_dir()
 
 
@@ -57,7 +56,7 @@ def test_files_of_the_job_are_named_and_removed_and_those_of_other_jobs_stay(
     (traces.temporary / "forgotten.txt").touch()
     left = traces.leftovers([DEAD, DEAD])
 
-    traces.remove_files([DEAD])
+    traces.remove([DEAD])
 
     assert left == (str(memory), str(traces.temporary / "forgotten.txt"))
 

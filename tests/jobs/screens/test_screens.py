@@ -27,8 +27,7 @@ _MAIN = "from holdfast.runtime.commands.main import main; main()"
 def traces() -> Iterator[JobTraces]:
     traces = JobTraces(_MARK)
     yield traces
-    traces.kill_all()
-    traces.remove_files([])
+    traces.remove([])
 
 
 def logs(run_dir: Path, *options: str) -> str:

@@ -198,8 +198,7 @@ def test_list_that_waiting_does_not_mend_is_a_matter_of_usage(run: Run, fault: F
 def test_memory_that_is_short_for_a_while_costs_no_step(
     run: Run, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    module = "reader" if where == "empty_tensor" else "scan"
-    name = f"holdfast.checkpoint.{module}.{where}"
+    name = f"holdfast.checkpoint.scan.{where}"
     left = [2]
     monkeypatch.setattr(name, _short_of_memory(name, left))
 
