@@ -16,15 +16,28 @@ import h5py
 import numpy as np
 import pytest
 import xxhash
-from recording import Recording
 from whole_save import save
 
 import holdfast.checkpoint
 from holdfast.checkpoint.errors import CheckpointInvalid, CommitRefused
+from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.names import MANIFEST_NAME
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.store import CheckpointStore
+
+
+class Recording(FileSystem):
+    """Remembers the names of the files that were opened."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.opened: set[str] = set()
+
+    def open_read(self, path: Path) -> int:
+        self.opened.add(path.name)
+        return super().open_read(path)
+
 
 STEP = 30
 KERNEL = np.arange(3000, dtype=np.float32)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from manifests import resealed
 
 from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid
 from holdfast.checkpoint.manifest import (
@@ -30,6 +29,12 @@ LAYOUT = ShardLayout(
     ),
     2,
 )
+
+
+def resealed(document: Any) -> bytes:
+    """Return a document with a right sha256, as a bug or an attacker would."""
+    body = json.dumps(document, separators=(",", ":")).encode() + b"\n"
+    return body + hashlib.sha256(body).hexdigest().encode() + b"\n"
 
 
 def records() -> list[ShardRecord]:

@@ -259,11 +259,7 @@ BEFORE_THE_FIRST_STEP = ("on_train_begin", "on_epoch_begin", "on_train_batch_beg
 
 def setter(hook: str, name: str, value: float) -> Any:
     """Return a callback that sets an attribute of the optimizer."""
-
-    def change(self: Any, *_: Any, **__: Any) -> None:
-        setattr(self.model.optimizer, name, value)
-
-    return type("Setter", (keras.callbacks.Callback,), {hook: change})()
+    return of_script(**{hook: lambda own, *_, **__: setattr(own.model.optimizer, name, value)})
 
 
 @pytest.mark.parametrize("hook", BEFORE_THE_FIRST_STEP)
@@ -408,15 +404,6 @@ def test_training_that_goes_on_is_not_looked_at(tmp_path: Path) -> None:
     assert worker.model.optimizer.clipnorm == 0.5
 
 
-def annealer(hook: str) -> Any:
-    """Return a callback that sets the weight of a loss, a number of the model."""
-
-    def change(self: Any, *_: Any, **__: Any) -> None:
-        self.model.kl_weight = 0.0
-
-    return type("Annealer", (keras.callbacks.Callback,), {hook: change})()
-
-
 @pytest.mark.parametrize(
     ("hook", "is_told"),
     [*((hook, True) for hook in BEFORE_THE_FIRST_STEP), ("on_epoch_end", False)],
@@ -425,7 +412,8 @@ def test_number_of_the_model_that_is_set_too_late_is_told(
     tmp_path: Path, hook: str, *, is_told: bool
 ) -> None:
     """Whether the step reads it, nobody knows; a number set after the first step is as in Keras."""
-    worker = Driven([annealer(hook)], tmp_path)
+    anneals = {hook: lambda own, *_, **__: setattr(own.model, "kl_weight", 0.0)}
+    worker = Driven([of_script(**anneals)], tmp_path)
     worker.model.kl_weight = 1.0
     worker.rounds.traced = TracedSettings(worker.model)
     begin(worker)

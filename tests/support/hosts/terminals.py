@@ -21,24 +21,15 @@ import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 BOUND_S = 90.0
 _LOOK_S = 0.05
 _ENDED = "the program has ended with "
 
 
-class Terminal(Protocol):
-    """A terminal that runs one command, to its end."""
-
-    def lines(self) -> list[str]:
-        """Return all lines so far, also those above the screen; no empty ones at the end."""
-
-    def close(self) -> None:
-        """End whatever still runs in it."""
-
-
-def wait_until(terminal: Terminal, seen: Callable[[list[str]], bool]) -> list[str]:
+def wait_until(
+    terminal: TmuxTerminal | PtyTerminal, seen: Callable[[list[str]], bool]
+) -> list[str]:
     """Return the lines as soon as ``seen`` is true of them.
 
     Raises:
@@ -76,6 +67,7 @@ class TmuxTerminal:
         subprocess.run(line, env=environment, check=True)
 
     def lines(self) -> list[str]:
+        """Return all lines so far, also those above the screen; no empty ones at the end."""
         shown = self._tmux("capture-pane", "-p", "-J", "-S", "-")
         return shown.rstrip("\n ").splitlines()
 
