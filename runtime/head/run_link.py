@@ -17,8 +17,8 @@ from typing import Any
 from holdfast.recovery.event import Event
 from holdfast.runtime.head.job import Job
 from holdfast.runtime.host.host_messages import Traced
-from holdfast.runtime.run.entries import Entry, entry_in
-from holdfast.runtime.run.journal import RecordedEvent, Records
+from holdfast.runtime.run.entries import Entry, entries_of
+from holdfast.runtime.run.journal import RecordedEvent, Records, line_of
 from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.saving.run_files import (
@@ -108,10 +108,13 @@ class RunLink:
 
     def take(self, records: Records) -> None:
         """Write the records of a process into the journal, with the head's own moments."""
-        lines = [event.line(self._run_id, records.source) for event in records.events]
-        for entry in filter(None, map(entry_in, lines)):
+        found = [event.record(self._run_id, records.source) for event in records.events]
+        for entry in entries_of(found):
             self._saw(entry)
-        self._write(lines)
+        lines = tuple(map(line_of, found))
+        self._waiting.extend(lines)
+        self._send(JournalLines(lines))
+        self._forget_before(self._first + len(self._waiting) - _MOST_WAITING)
 
     def trace(self, traced: Traced) -> None:
         """Write a piece of the trace, which may be lost; its clock becomes that of the journal."""
@@ -161,11 +164,6 @@ class RunLink:
         self._channel.post(to_message(message))
         self._ahead[kind] += size
         return True
-
-    def _write(self, lines: list[str]) -> None:
-        self._waiting.extend(lines)
-        self._send(JournalLines(tuple(lines)))
-        self._forget_before(self._first + len(self._waiting) - _MOST_WAITING)
 
     def _send(self, message: JournalLines) -> None:
         if self._channel is not None and (message.lines or message.lost):

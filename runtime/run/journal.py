@@ -88,26 +88,22 @@ class ProcessJournal(Recorder, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """An event as it travels to the head: its name, and its fields as text of JSON.
-
-    It goes with its age in seconds, as another host has another clock.
-    """
+    """An event as it travels to the head, with its age in seconds: hosts have clocks of their own."""
 
     name: str
-    fields: str
+    fields: Record
     age_s: float = 0.0
 
     @staticmethod
     def of(event: Event, age_s: float = 0.0) -> RecordedEvent:
         """Return an event of ``age_s`` ago."""
-        return RecordedEvent(event.NAME, json.dumps(fields_of(event)), max(0.0, age_s))
+        return RecordedEvent(event.NAME, fields_of(event), max(0.0, age_s))
 
-    def line(self, run_id: str, source: str) -> str:
-        """Return the journal's line, without its end: with the moment by both clocks."""
+    def record(self, run_id: str, source: str) -> Record:
+        """Return the journal's record, with the moment by both clocks."""
         now, moment = time.monotonic() - self.age_s, time.time() - self.age_s
         stamp = {"event": self.name, "now": now, "time": moment, "run_id": run_id, "source": source}
-        between = "" if self.fields == "{}" else ", "
-        return json.dumps(stamp)[:-1] + between + self.fields[1:]
+        return {**stamp, **self.fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +254,7 @@ class JournalFile(AppendedFile):
 
     def _missing(self, lines: int) -> bytes:
         event = RecordedEvent.of(JournalGap(lines))
-        return f"{event.line(self._owner.run_id, 'journal')}\n".encode()
+        return f"{line_of(event.record(self._owner.run_id, 'journal'))}\n".encode()
 
 
 class Journal:
@@ -291,7 +287,7 @@ class Journal:
         """Append several events as ``record`` does, and wait for all of them together."""
         now = time.monotonic()
         found = [RecordedEvent.of(event, now - moment) for event, moment in events]
-        lines = [each.line(self._run_id, self._source) for each in found]
+        lines = [line_of(each.record(self._run_id, self._source)) for each in found]
         was_behind = self._calls.is_behind
         if not self._calls.run(lambda: self._file.write(lines)):
             self._file.lost += len(lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import deque
@@ -154,4 +153,4 @@ def _run(channel: Channel, files: FileSystem | None) -> None:
 
 def records_in(records: Records) -> list[Record]:
     """Return the records of a process as the journal has them, but for their stamps."""
-    return [{"event": event.name, **json.loads(event.fields)} for event in records.events]
+    return [{"event": event.name, **event.fields} for event in records.events]
