@@ -88,7 +88,7 @@ class ProcessJournal(Recorder, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """An event as it travels to the head, with its age in seconds: hosts have clocks of their own."""
+    """An event as it travels to the head, with its age in seconds: each host has its own clock."""
 
     name: str
     fields: Record
