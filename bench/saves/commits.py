@@ -132,7 +132,7 @@ class _Host:
         took = time.perf_counter() - begin
         if not self._answers[-1].is_durable:
             raise RuntimeError(f"a save failed: {self._answers[-1]}")
-        _remove_all_but_newest(CheckpointStore(self._plan.run_dir))
+        _remove_all_but_newest(CheckpointStore(self._plan.config.options.run_dir))
         return took
 
     def close(self) -> None:

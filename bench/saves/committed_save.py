@@ -16,10 +16,10 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import FORMAT, RunRecord
-from holdfast.runtime.saving.committer import Committer, HeldSave, Parts
+from holdfast.runtime.saving.committer import Committer, HeldSave
 from holdfast.runtime.saving.plan import SavePlan, SaveTerms
 from holdfast.runtime.saving.save_memory import HostBuffers
-from holdfast.runtime.saving.save_messages import SaveTicket
+from holdfast.runtime.saving.save_messages import SaveCopied, SaveTicket
 from holdfast.runtime.saving.saver import shard_count
 from saves.state import State, size_of
 
@@ -61,7 +61,7 @@ class CopiedState:
             header = plan.header(ticket)
             self._share.copy(memory, self._state, header)
             self._share.describe(memory, self._state, header)
-        return HeldSave.of(plan, self._map, Parts(ticket, {0: ""}), memory)
+        return HeldSave.of(plan, self._map, SaveCopied(ticket, frozenset()), {}, memory)
 
     def close(self) -> None:
         """Give the memory back."""

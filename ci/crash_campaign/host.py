@@ -24,9 +24,9 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.saving.plan import SavePlan, SaveTerms
 from holdfast.runtime.saving.save_messages import (
-    PartCopied,
     PlanSaves,
     SaveAnswered,
+    SaveCopied,
     SaveTicket,
     Settle,
     Settled,
@@ -146,21 +146,24 @@ class Agent:
         if committer is not None:
             committer._maintenance._thread.submit(lambda: None).result()
 
-    def tell(self, ticket: SaveTicket, *parts: int, **fields: Any) -> None:
-        """Copy parts of a save, and tell that; ``fields`` are those of an odd message."""
+    def copy(self, ticket: SaveTicket, *parts: int) -> None:
+        """Copy parts of a save."""
         for part in parts:
             self._memory.copy(self._seed, ticket, part)
-            self.repeat(ticket, part, **fields)
+
+    def save(self, ticket: SaveTicket, **fields: Any) -> None:
+        """Copy all parts of a save, and tell that; ``fields`` are those of an odd message."""
+        self.copy(ticket, *range(PARTS))
+        self.repeat(ticket, **fields)
 
     def flip_a_bit(self, ticket: SaveTicket) -> None:
         """Let the memory of a save change after it was copied."""
         self._memory.flip_a_bit(ticket)
 
-    def repeat(self, ticket: SaveTicket, *parts: int, **fields: Any) -> None:
-        """Tell that parts were copied before."""
-        for part in parts:
-            message = PartCopied(ticket, part, **{"digest": f"{ticket.step:04x}", **fields})
-            self._send(message, content=b"{}" if part == 0 else None)
+    def repeat(self, ticket: SaveTicket, *others: str, **fields: Any) -> None:
+        """Tell that all parts of a save were copied before, with other digests if any are given."""
+        digests = frozenset((f"{ticket.step:04x}", *others))
+        self._send(SaveCopied(ticket, digests, **fields), content=b"{}")
 
     def settle(self) -> Any:
         """Let the writer settle; return the step that is durable."""
@@ -192,7 +195,7 @@ def settled_by_another(plan: SavePlan, memory: HostMemory, seed: int, *tickets: 
     try:
         agent.introduce()
         for ticket in tickets:
-            agent.repeat(ticket, *range(PARTS), was_durable=False)
+            agent.repeat(ticket, was_durable=False)
         return int(agent.settle() or 0)
     finally:
         agent.channel.close()

@@ -23,7 +23,7 @@ from holdfast.runtime.run import files as files_module
 from holdfast.runtime.run import journal, run_directory
 from holdfast.runtime.run.lease import LeaseFile
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory, RunRecord
-from holdfast.runtime.saving.committer import Parts
+from holdfast.runtime.saving.save_messages import SaveCopied
 from holdfast.runtime.training import consistency
 
 
@@ -121,7 +121,9 @@ SABOTAGES: dict[str, Sabotage] = {
     "no-read-back": Sabotage(_with(ReadMarks, "verify", _believe), "calls", "care"),
     # what is in memory
     "no-image-check": Sabotage(_without(ShardRecord, "check"), "calls", "commit"),
-    "no-state-comparison": Sabotage(_without(Parts, "refuse_different_states"), "calls", "commit"),
+    "no-state-comparison": Sabotage(
+        _without(SaveCopied, "refuse_different_states"), "calls", "commit"
+    ),
     # what is durable
     "no-fsync": Sabotage(_without(FileSystem, "fsync"), "power", "save"),
     "no-directory-fsync": Sabotage(_without(FileSystem, "fsync_directory"), "power", "save"),

@@ -158,7 +158,7 @@ class AgentSaver:
     ) -> _PreparedSave:
         part, parts, generation, attempt = world
         image_map = plan.image_map()
-        share = ShareImage(image_map, share_of(image_map, part, parts), plan.run_id)
+        share = ShareImage(image_map, share_of(image_map, part, parts), plan.config.record.run_id)
         layout = plan.layout_id
         desk = None if before is None or before.exception() else before.result()
         if desk is not None and desk.layout == layout:
@@ -229,24 +229,20 @@ class _AgentSave(PendingSave):
         super().__init__()
         self._context = context
         self._desk = desk
-        self._ticket = request.ticket
-        self._request = request
+        self._ticket, self._request = request.ticket, request
         self._copied = copied
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Write the records of the share behind the images, and say that it was copied."""
+        desk, ticket, part = self._desk, self._ticket, self._request.part
         try:
-            self._tell(state, state_digest)
+            desk.share.describe(desk.buffers[ticket.buffer], state, desk.plan.header(ticket))
+            cursor = encode(self._request.cursor) if part == 0 else None
+            _send_with_content(self._context, PartCopied(ticket, part, state_digest), cursor)
         except (OSError, MemoryError) as error:  # nothing to spare for digests or message
             self._failure = error
-
-    def _tell(self, state: Tensors, state_digest: str) -> None:
-        desk, ticket = self._desk, self._ticket
-        desk.share.describe(desk.buffers[ticket.buffer], state, desk.plan.header(ticket))
-        part = self._request.part
-        cursor = encode(self._request.cursor) if part == 0 else None
-        _send_with_content(self._context, PartCopied(ticket, part, state_digest), cursor)
-        self._copied[ticket.buffer] = ticket.attempt
+        else:
+            self._copied[ticket.buffer] = ticket.attempt
 
     @property
     def is_done(self) -> bool:

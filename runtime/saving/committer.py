@@ -9,7 +9,7 @@ bounded rate.  A save that fails leaves nothing behind: all its writes have ende
 is removed.
 
 No image in memory is trusted: memory may change, and workers may copy their next save into it.  The
-records are read once, when the last part arrives.  Every use of an image compares it with them.
+records are read once, when all parts are there.  Every use of an image compares it with them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
@@ -37,7 +37,7 @@ from holdfast.runtime.run.checkpoint_events import (
     StoreRemoved,
 )
 from holdfast.runtime.saving.plan import SavePlan
-from holdfast.runtime.saving.save_messages import SaveTicket
+from holdfast.runtime.saving.save_messages import SaveCopied, SaveTicket
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 
 MOST_THREADS = 4
@@ -66,34 +66,6 @@ class Reporter(Protocol):
 
 
 @dataclass(slots=True)
-class Parts:
-    """The parts of a save that have been copied, and the digests of their workers' states."""
-
-    ticket: SaveTicket
-    digests: dict[int, str] = field(default_factory=dict)
-    cursor: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all workers have copied their parts."""
-        return len(self.digests) == self.ticket.parts
-
-    def take(self, part: int, digest: str, cursor: Mapping[str, object] | None) -> None:
-        """Take note of a part that was copied; one of them brings the cursor."""
-        self.digests[part] = digest
-        if cursor is not None:
-            self.cursor = cursor
-
-    def refuse_different_states(self) -> None:
-        """Raise ``CommitRefused`` unless all parts are of the same state."""
-        if len(set(self.digests.values())) > 1:
-            raise CommitRefused(
-                f"the workers' states differ after step {self.ticket.step}, so it is not saved; "
-                "look at the machine's memory"
-            )
-
-
-@dataclass(slots=True)
 class HeldSave:
     """A complete save: its plan, its memory and its records."""
 
@@ -106,17 +78,23 @@ class HeldSave:
     is_durable: bool = False
 
     @staticmethod
-    def of(plan: SavePlan, image_map: ImageMap, parts: Parts, memory: memoryview) -> HeldSave:
-        """Return the save that ``parts`` make; ``image_map`` is the plan's.
+    def of(
+        plan: SavePlan,
+        image_map: ImageMap,
+        copied: SaveCopied,
+        cursor: Mapping[str, object],
+        memory: memoryview,
+    ) -> HeldSave:
+        """Return the save that was copied; ``image_map`` is the plan's.
 
-        Raises ``CommitRefused`` if the parts are of different states, and ``SnapshotDamaged`` if
+        Raises ``CommitRefused`` if its parts are of different states, and ``SnapshotDamaged`` if
         the memory holds another save by now.
         """
-        parts.refuse_different_states()
-        header = plan.header(parts.ticket)
-        shards = range(plan.layout.writers)
+        copied.refuse_different_states()
+        ticket = copied.ticket
+        header, shards = plan.header(ticket), range(plan.layout.writers)
         records = tuple(image_map.record(memory, shard, header) for shard in shards)
-        return HeldSave(plan, image_map, parts.ticket, parts.cursor, memory, records)
+        return HeldSave(plan, image_map, ticket, cursor, memory, records)
 
     @property
     def step(self) -> int:
@@ -227,7 +205,7 @@ class Committer:
         """
         self.plan.config.ownership.prove()
         try:
-            return self.store.scan(step).manifest().run_id == self.plan.run_id
+            return self.store.scan(step).manifest().run_id == self.plan.config.record.run_id
         except CheckpointError:
             return False
 
@@ -312,10 +290,10 @@ class CheckpointMaintenance:
         self._report = report
         self._ownership = plan.config.ownership
         self._is_given_up = False
-        self._files = PacedFileSystem(plan.run_dir, bytes_per_s, fence=self._prove)
+        self._files = PacedFileSystem(plan.config.options.run_dir, bytes_per_s, fence=self._prove)
         self._store = store = plan.open_store(files or self._files)
         store.disk.watch(report.disk_moved)  # a save waits for the room that it makes
-        self._pruner = Pruner(store, plan.retention, plan.run_id, plan.unsound)
+        self._pruner = Pruner(store, plan.terms.retention, plan.config.record.run_id, plan.unsound)
         self._generation = plan.config.generation
         self._thread = DaemonExecutor(1, "holdfast-care")
         self._asked = 0
@@ -323,12 +301,12 @@ class CheckpointMaintenance:
 
     def committed(self, step: int) -> None:
         """Prune; ``step`` is new."""
-        self._thread.submit(self._heard, self._pruner.marks.forget, step)
+        self._thread.submit(self._tell_left, self._pruner.marks.forget, step)
         self._ask()
 
     def make_room(self, needed: int, save: StagingName) -> None:
         """Free space for ``save``, which the disk could not take; return when that is done."""
-        self._thread.submit(self._make_room, needed, save).result()
+        self._thread.submit(self._tell_left, self._pruner.make_room, needed, save).result()
 
     def close(self, within_s: float) -> None:
         """End after the work that was asked for, but wait no longer than told.
@@ -345,19 +323,16 @@ class CheckpointMaintenance:
         """Have old steps looked at, once what is queued by now was done."""
         if not self._is_idle:
             self._asked += 1
-            self._thread.submit(self._heard, self._tidy, self._asked)
+            self._thread.submit(self._tell_left, self._tidy, self._asked)
 
-    def _tidy(self, number: int) -> None:
-        """Look at old steps, unless that is asked for once more behind this."""
-        if number == self._asked:
-            self._tell_left(self._pruned())
+    def _tidy(self, number: int) -> tuple[str, ...]:
+        """Remove what may go, unless that is asked for once more behind this.
 
-    def _heard(self, work: Callable[..., None], *arguments: object) -> None:
-        """Do a piece of work; an error that nobody expects is told, and the next one follows."""
-        try:
-            work(*arguments)
-        except Exception as error:
-            self._tell_left((f"{type(error).__name__}: {error}",))
+        Return a reason for each name that is left.
+        """
+        if number != self._asked:
+            return ()
+        return self._pruner.prune() + self._store.clean_staging(self._generation)
 
     def _prove(self) -> None:
         """Raise ``CommitRefused`` if this care may change nothing any more."""
@@ -365,21 +340,13 @@ class CheckpointMaintenance:
             raise CommitRefused("the care of old steps has ended; the next one begins anew")
         self._ownership.prove()
 
-    def _make_room(self, needed: int, save: StagingName) -> None:
+    def _tell_left(self, work: Callable[..., tuple[str, ...] | None], *arguments: object) -> None:
+        """Do a piece of work, and record what it leaves; the next one follows after any error."""
         try:
-            reasons = self._pruner.make_room(needed, save)
+            reasons = work(*arguments) or ()
         except CheckpointError as error:  # the directory is another job's now
             reasons = (str(error),)
-        self._tell_left(reasons)
-
-    def _tell_left(self, reasons: Iterable[str]) -> None:
+        except Exception as error:
+            reasons = (f"{type(error).__name__}: {error}",)
         for reason in () if self._is_given_up else reasons:
             self._report.record(PruneFailed(reason=reason))
-
-    def _pruned(self) -> tuple[str, ...]:
-        """Remove what may go; return a reason for each name that is left."""
-        try:
-            left = self._pruner.prune()
-            return left + self._store.clean_staging(self._generation)
-        except CheckpointError as error:  # the directory is another job's now
-            return (str(error),)

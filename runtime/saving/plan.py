@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 
 from holdfast.checkpoint.filesystem import FileSystem
@@ -69,24 +68,9 @@ class SavePlan:
     unsound: frozenset[int] = frozenset()
 
     @property
-    def run_dir(self) -> Path:
-        """Where the run lives."""
-        return self.config.options.run_dir
-
-    @property
-    def run_id(self) -> str:
-        """The run's id."""
-        return self.config.record.run_id
-
-    @property
     def layout_id(self) -> str:
         """The name of the memory that fits these saves, the same in every process."""
-        return digest_of(encode([self.run_id, self.layout]))
-
-    @property
-    def retention(self) -> Retention:
-        """The retention that the script asks for."""
-        return self.terms.retention
+        return digest_of(encode([self.config.record.run_id, self.layout]))
 
     def open_store(self, files: FileSystem | None = None) -> CheckpointStore:
         """Return the run's checkpoints, fenced, or on another file system if one is given."""
@@ -100,7 +84,7 @@ class SavePlan:
 
     def header(self, ticket: SaveTicket) -> Header:
         """Return the header of a save's shards."""
-        return Header(self.run_id, ticket.generation, ticket.step)
+        return Header(self.config.record.run_id, ticket.generation, ticket.step)
 
     def manifest(
         self, header: Header, records: Sequence[ShardRecord], cursor: Mapping[str, object]

@@ -86,18 +86,17 @@ class SaveMemory:
 
     def _count(self, nbytes: int, most: int | None) -> tuple[int, str]:
         """Return how many buffers fit, and why there are not two."""
-        if most is not None and most < BUFFERS * nbytes:
-            fitting = min(most // max(nbytes, 1), self._count(nbytes, None)[0])
-            allowed = f"--snapshot-memory allows {memory(most)}"
-            what = f"two snapshots of {memory(nbytes)} do not fit: {allowed}"
-            return fitting, f"{what}; {_THEN[fitting]}"
         tightest = min(self._limits(), key=lambda usage: usage.free, default=None)
-        if tightest is None or BUFFERS * nbytes <= tightest.free:
-            return BUFFERS, ""
-        count = 1 if nbytes <= tightest.free else 0
-        left = f"{tightest.place} has {memory(tightest.free)} left"
-        what = f"two snapshots of {memory(nbytes)} do not fit: {left}"
-        return count, f"{what}; {_THEN[count]}"
+        count, left = BUFFERS, ""
+        if tightest is not None and BUFFERS * nbytes > tightest.free:
+            count = 1 if nbytes <= tightest.free else 0
+            left = f"{tightest.place} has {memory(tightest.free)} left"
+        if most is not None and most < BUFFERS * nbytes:
+            count = min(most // max(nbytes, 1), count)
+            left = f"--snapshot-memory allows {memory(most)}"
+        if not left:
+            return count, ""
+        return count, f"two snapshots of {memory(nbytes)} do not fit: {left}; {_THEN[count]}"
 
 
 class HostBuffers:

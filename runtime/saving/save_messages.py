@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from holdfast.checkpoint.errors import CommitRefused
 from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.journal import Records
 
@@ -90,8 +91,24 @@ class PartCopied:
     ticket: SaveTicket
     part: int
     digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCopied:
+    """All workers have copied their parts of a save; ``digests`` are those of their states."""
+
+    ticket: SaveTicket
+    digests: frozenset[str]
     was_durable: bool | None = None
     """What another writer has answered, if one has."""
+
+    def refuse_different_states(self) -> None:
+        """Raise ``CommitRefused`` unless all parts are of the same state."""
+        if len(self.digests) > 1:
+            raise CommitRefused(
+                f"the workers' states differ after step {self.ticket.step}, so it is not saved; "
+                "look at the machine's memory"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,5 +144,5 @@ class DiskMoved:
 
 
 OfWorker: TypeAlias = AskMemory | PlanSaves | PartCopied
-ToWriter: TypeAlias = UseMemory | PlanSaves | PartCopied | Settle
+ToWriter: TypeAlias = UseMemory | PlanSaves | SaveCopied | Settle
 OfWriter: TypeAlias = SaveAnswered | Settled | DiskMoved | Notice | Records

@@ -1,13 +1,11 @@
 """The host's writer: a child of the agent that commits all saves of the host's workers.
 
 It is niced and has neither MPI nor TensorFlow nor HDF5: an image is the file, byte for
-byte.  Workers copy their parts of the state into memory of the agent, and tell when they
-have done so.  When all parts of a save are there and are of the same state, the writer
-commits it, whether the workers still live or not.  So no save that was complete in memory
-is lost, and no worker has to be asked.
+byte.  Workers copy their parts of the state into memory of the agent.  When all parts are there,
+the agent says so.  If they are of the same state, the writer commits the save, whether the workers
+still live or not.  So no save that was complete in memory is lost, and no worker has to be asked.
 
-Each complete save is answered once (`SaveAnswered`), a failure with its reason.  A save that
-stays incomplete is answered when a later one begins, or another world.  What else there is to tell
+Each save is answered once (`SaveAnswered`), a failure with its reason.  What else there is to tell
 goes to the agent (`WriterReport`).  On the host of the head a thread of this process also writes
 the journal and looks after the run directory (`run_files`).
 
@@ -25,7 +23,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
@@ -35,14 +33,15 @@ from holdfast.runtime.run.checkpoint_events import CheckpointFailed
 from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.journal import RecordedEvent, Records
 from holdfast.runtime.run.run_directory import prove_also
-from holdfast.runtime.saving.committer import Committer, HeldSave, Parts
+from holdfast.runtime.saving.committer import Committer, HeldSave
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.run_files import RunFiles
 from holdfast.runtime.saving.save_messages import (
     DiskMoved,
-    PartCopied,
+    OfWriter,
     PlanSaves,
     SaveAnswered,
+    SaveCopied,
     SaveTicket,
     Settle,
     Settled,
@@ -110,11 +109,6 @@ class HostWriter:
         """Whether this writer looks after old steps, as the host of rank 0 does alone."""
         self._committer: Committer | None = None
         """That of the plan; None until the run's directory can be used."""
-        self._parts: Parts | None = None
-        self._again: dict[tuple[int, int], Parts] = {}
-        """Saves that another writer has answered; the agent tells them before a settle."""
-        self._answered: set[tuple[int, int]] = set()
-        """The ages of the saves that were answered since the last one that is durable."""
         self._saves: list[HeldSave] = []
         """The newest complete saves, at most one for each buffer, oldest first."""
 
@@ -127,8 +121,8 @@ class HostWriter:
                     self._take_memory(message, fds)
                 case PlanSaves():
                     self._take_plan(message, *fds)
-                case PartCopied():
-                    self._take_part(message, fds)
+                case SaveCopied():
+                    self._take_save(message, fds)
                 case Settle():
                     self._settle()
         if self._committer is not None:
@@ -144,12 +138,7 @@ class HostWriter:
             os.close(fd)  # unmapped with its last view
 
     def _take_plan(self, message: PlanSaves, fd: int) -> None:
-        """Take the plan that comes with each world, though it may be the same.
-
-        Another worker of that world may have told of its part before.
-        """
-        if self._parts is not None and self._parts.ticket.generation < message.generation:
-            self._give_up()
+        """Take the plan that comes with each world, though it may be the same."""
         plan = decode(SavePlan, _contents(fd))
         if (plan, message.has_maintenance) == (self._plan, self._has_maintenance):
             return
@@ -176,73 +165,36 @@ class HostWriter:
             )
         return self._committer
 
-    def _take_part(self, message: PartCopied, fds: Sequence[int]) -> None:
-        """Take a part; that of a save which another writer has answered is for a settle."""
-        ticket, was_durable = message.ticket, message.was_durable
-        cursor = json.loads(_contents(fds[0])) if fds else None
-        if was_durable is not None:
-            parts = self._again.setdefault(ticket.age, Parts(ticket))
-        elif self._is_over(ticket):
+    def _take_save(self, message: SaveCopied, fds: Sequence[int]) -> None:
+        """Commit a save, and answer; one that another writer has answered is for a settle."""
+        ticket = message.ticket
+        cursor = json.loads(_contents(*fds)) if fds else {}
+        if message.was_durable is not None:
+            with contextlib.suppress(CheckpointError, OSError):  # that was the answer
+                self._hold(message, cursor).is_durable = message.was_durable
             return
-        else:
-            parts = self._parts_of(ticket)
-        parts.take(message.part, message.digest, cursor)
-        if not parts.is_complete:
-            return
-        if was_durable is None:
-            self._parts = None
-            self._commit(parts)
-            return
-        del self._again[ticket.age]
-        with contextlib.suppress(CheckpointError, OSError):  # that was the answer
-            self._hold(parts).is_durable = was_durable
-
-    def _is_over(self, ticket: SaveTicket) -> bool:
-        """Return whether a save was answered already, or a later one has begun or is kept."""
-        later = [self._parts.ticket] if self._parts is not None else []
-        later += [save.ticket for save in self._saves]
-        is_late = any(found.age > ticket.age for found in later)
-        return is_late or ticket.age in self._answered
-
-    def _parts_of(self, ticket: SaveTicket) -> Parts:
-        """Return the save that a part belongs to; a new one ends the wait for an older one."""
-        if self._parts is None or self._parts.ticket.age != ticket.age:
-            self._give_up()
-            self._parts = Parts(ticket)
-        return self._parts
-
-    def _give_up(self) -> None:
-        """Answer the save in hand if it is incomplete: the world that began it is no more."""
-        if self._parts is not None:
-            self._answer(SaveAnswered(self._parts.ticket, is_durable=False, is_expected=True))
-            self._parts = None
-
-    def _commit(self, parts: Parts) -> None:
-        """Commit a complete save, and answer."""
-        ticket = parts.ticket
         try:
-            save = self._hold(parts)
-            self._commit_held(save)
+            self._commit(self._hold(message, cursor))
         except (CheckpointError, OSError) as error:
             self._record_failure(ticket, str(error))
-            self._answer(SaveAnswered(ticket, is_durable=False, reason=str(error)))
-            return
-        self._answer(SaveAnswered(ticket, is_durable=True))
+            self._report.send(SaveAnswered(ticket, is_durable=False, reason=str(error)))
+        else:
+            self._report.send(SaveAnswered(ticket, is_durable=True))
 
-    def _hold(self, parts: Parts) -> HeldSave:
-        """Return the complete save, which replaces an older one in the same buffer."""
-        ticket = parts.ticket
+    def _hold(self, copied: SaveCopied, cursor: Mapping[str, object]) -> HeldSave:
+        """Return the save, which replaces an older one in the same buffer."""
+        ticket = copied.ticket
         place = ticket.memory, ticket.buffer
         self._saves = [
             save for save in self._saves if (save.ticket.memory, save.ticket.buffer) != place
         ]
         committer = self._ready()
         memory = self._memories[ticket.memory][ticket.buffer]
-        save = HeldSave.of(committer.plan, committer.image_map, parts, memory)
+        save = HeldSave.of(committer.plan, committer.image_map, copied, cursor, memory)
         self._saves = sorted([*self._saves, save], key=lambda save: save.ticket.age)
         return save
 
-    def _commit_held(self, save: HeldSave) -> None:
+    def _commit(self, save: HeldSave) -> None:
         """Commit a save in memory; one that has changed there is kept no longer."""
         try:
             self._ready().commit(save)
@@ -251,25 +203,23 @@ class HostWriter:
                 self._saves = [found for found in self._saves if found is not save]
             raise
         self._saves = [found for found in self._saves if found.ticket.age >= save.ticket.age]
-        self._answered = {age for age in self._answered if age > save.ticket.age}
 
     def _settle(self) -> None:
         """Commit the newest complete save that the disk has not taken; say which step it is.
 
         All workers are dead.
         """
-        self._parts = None
         step = None
         for save in reversed(self._saves):
             step = self._settled(save)
             if step is not None:
                 break
-        self._send(Settled(step))
+        self._report.send(Settled(step))
 
     def _settled(self, save: HeldSave) -> int | None:
         if not save.is_durable:
             try:
-                self._commit_held(save)
+                self._commit(save)
             except (CheckpointError, OSError) as error:
                 self._record_failure(save.ticket, str(error))  # it has its answer already
                 return None
@@ -277,14 +227,6 @@ class HostWriter:
 
     def _record_failure(self, ticket: SaveTicket, reason: str) -> None:
         self._report.record(CheckpointFailed(ticket.step, reason, ticket.generation))
-
-    def _answer(self, answer: SaveAnswered) -> None:
-        self._answered.add(answer.ticket.age)
-        self._send(answer)
-
-    def _send(self, message: SaveAnswered | Settled) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody waits for it
-            self._channel.send(to_message(message))
 
 
 def _contents(fd: int) -> bytes:
@@ -296,7 +238,7 @@ def _contents(fd: int) -> bytes:
 
 
 class WriterReport:
-    """Sends records for the journal, and sentences for the user, through the agent."""
+    """Sends the agent answers, records for the journal, and sentences for the user."""
 
     def __init__(self, channel: Channel, clock: Callable[[], float] = time.monotonic) -> None:
         self._channel = channel
@@ -307,13 +249,11 @@ class WriterReport:
 
     def record(self, event: Event) -> None:
         """Send an event for the journal."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._channel.send(to_message(Records((RecordedEvent.of(event),))))
+        self.send(Records((RecordedEvent.of(event),)))
 
     def notify(self, text: str) -> None:
         """Let the agent show one line to the user."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._channel.send(to_message(Notice(text)))
+        self.send(Notice(text))
 
     def disk_moved(self, change: int) -> None:
         """Let the agent wait on: the disk does not hang, and so many bytes are being written."""
@@ -323,8 +263,12 @@ class WriterReport:
             if not change and now - self._told < _TOLD_EVERY_S:
                 return
             self._told = now
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._channel.send(to_message(DiskMoved(self._being_written)))
+            self.send(DiskMoved(self._being_written))
+
+    def send(self, message: OfWriter) -> None:
+        """Send a message; nobody waits for it if the agent is gone."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.send(to_message(message))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,13 @@ nothing here waits for the writer's end.  Every wait for an answer has a bound. 
 anew with each read and each durable file of the writer.  It grows only with the files in
 hand: a sync of a large file takes long, and tells nothing before its end.
 
+The parts of a save are gathered here, and the writer hears of it when all are there.  A save that
+stays incomplete is answered when a later one begins, or another world.
+
 A lost writer is replaced when the next part comes.  The memory belongs to the agent, so saves in it
-outlive the writer, and `WriterReplay` knows what to tell the new one: the memory, the plan, and the
-parts of a save that more parts will follow.  It learns complete saves only when all workers are
-dead: a save at which one writer has died may be the death of the next one, too.
+outlive the writer, and `WriterReplay` knows what to tell the new one: the memory and the plan.  It
+learns complete saves only when all workers are dead: a save at which one writer has died may be the
+death of the next one, too.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from holdfast.runtime.saving.save_messages import (
     PartCopied,
     PlanSaves,
     SaveAnswered,
+    SaveCopied,
     SaveTicket,
     Settle,
     Settled,
@@ -117,6 +121,7 @@ class WriterLink:
 
     def use(self, memory: UseMemory, fds: Sequence[int]) -> None:
         """Tell the writer the memory of the saves that come; the descriptors stay the caller's."""
+        self._end_save_in_hand()
         self._told.memory(memory, fds)
         self._post_if_connected(memory, fds)
 
@@ -125,6 +130,9 @@ class WriterLink:
 
         It comes with each world.  A new writer learns what the world before has told first.
         """
+        coming = self._told.coming
+        if coming is not None and coming.ticket.generation < message.generation:
+            self._end_save_in_hand()
         self._channel_or_reason()
         self._told.plan(message, fds)
         self._post_if_connected(message, fds)
@@ -136,33 +144,41 @@ class WriterLink:
             self._post_if_connected(*plan)
 
     def copied(self, message: PartCopied, fds: Sequence[int]) -> None:
-        """Tell the writer that a part of a save was copied; owns its descriptor from now on."""
+        """Take note that a part of a save was copied, and tell the writer when it was the last one.
+
+        Owns its descriptor from now on.
+        """
         ticket = message.ticket
         if ticket.number <= self._answered:
             for fd in fds:  # late: a dead worker's, read when it was given up
                 os.close(fd)
             return
+        coming = self._told.coming
+        if coming is not None and coming.ticket.age < ticket.age:
+            self._end_save_in_hand()
         channel, reason = self._channel_or_reason()
         save = self._told.part(message, fds)
-        if save is not None and save.is_complete:
+        if save is not None:
             if not self._pending:
                 self._progressed = self._clock()
             self._pending[ticket.number] = ticket
-        if channel is None:
-            self._told.lost()
-            if save is not None and save.is_complete:
+            if channel is not None:
+                save.tell(channel)
+            else:
+                save.is_lost = True
                 self._answer(SaveAnswered(ticket, is_durable=False, reason=reason))
-        elif save is not None:
-            channel.post(to_message(message), fds)
         self._told.close_unused(channel)
 
     def settle(self, message: Settle) -> None:
         """Let the writer commit what is complete in memory; ``Settled`` is told in any case."""
         is_urgent = message.is_urgent
         self._settles_within_s = KILLED_SETTLES_WITHIN_S if is_urgent else ANSWERED_WITHIN_S
-        if self._told.has_lost_saves:
+        self._told.drop_coming()
+        if lost := self._told.lost_saves:
             with contextlib.suppress(OSError):
-                self._told.repeat_saves(self._connected())
+                channel = self._connected()
+                for save in lost:
+                    save.tell(channel, was_durable=save.is_durable)
         if self._channel is None:
             self._tell(Settled(None))
             return
@@ -287,6 +303,12 @@ class WriterLink:
         for _ in range(unsettled):
             self._tell(Settled(None))
 
+    def _end_save_in_hand(self) -> None:
+        """Answer the save that lacks parts, if there is one: they will never come."""
+        coming = self._told.drop_coming()
+        if coming is not None:
+            self._answer(SaveAnswered(coming.ticket, is_durable=False, is_expected=True))
+
     def _answer(self, answer: SaveAnswered) -> None:
         """Pass an answer on, unless this save or a later one was answered before."""
         self._pending.pop(answer.ticket.number, None)
@@ -298,18 +320,21 @@ class WriterLink:
 
 
 class WriterReplay:
-    """The messages that hold: memory, plan, and the parts of the newest save in each buffer."""
+    """What holds: memory, plan, the newest save in each buffer, and the one in hand."""
 
     def __init__(self) -> None:
+        self.coming: _ToldSave | None = None
+        """The save of which parts have still to be copied."""
         self._memory: tuple[UseMemory, _Fds] | None = None
         self._plan: tuple[PlanSaves, _Fds] | None = None
         self._saves: dict[int, _ToldSave] = {}
         self._unused: list[int] = []
 
     @property
-    def has_lost_saves(self) -> bool:
-        """Whether there are complete saves that only lost writers were told."""
-        return any(save.is_lost and save.is_complete for save in self._saves.values())
+    def lost_saves(self) -> list[_ToldSave]:
+        """The saves that only lost writers were told, the oldest first; all were answered."""
+        lost = (save for save in self._saves.values() if save.is_lost)
+        return sorted(lost, key=lambda save: save.ticket.age)
 
     def memory(self, message: UseMemory, fds: Sequence[int]) -> None:
         """Keep the newest memory; its descriptors belong to its owner.  Older saves are gone."""
@@ -329,22 +354,33 @@ class WriterReplay:
         return self._plan
 
     def part(self, message: PartCopied, fds: Sequence[int]) -> _ToldSave | None:
-        """Keep a part and own its descriptor; return its save, None if that has no use any more.
+        """Keep a part and own its descriptor; return its save if that was the last part of it.
 
-        A save has no use once a later one has begun, or another memory was given out.
+        A part has no use once a later save has begun, or another memory was given out.
         """
-        ticket = message.ticket
-        newest = max((save.ticket.age for save in self._saves.values()), default=ticket.age)
-        if ticket.age < newest or self._memory is None or self._memory[0] != ticket.memory:
+        ticket, coming = message.ticket, self.coming
+        is_late = any(ticket.age <= save.ticket.age for save in self._saves.values())
+        if coming is not None:
+            is_late |= ticket.age < coming.ticket.age or message.part in coming.digests
+        if is_late or self._memory is None or self._memory[0] != ticket.memory:
             self._unused.extend(fds)
             return None
-        save = self._saves.get(ticket.buffer)
-        if save is None or save.ticket.age != ticket.age:
-            if save is not None:
-                self._forget_save(save)
-            save = self._saves[ticket.buffer] = _ToldSave(ticket)
-        save.parts.append((message, tuple(fds)))
-        return save
+        if coming is None:
+            self._forget_save(ticket.buffer)
+            self.coming = coming = _ToldSave(ticket)
+        coming.digests[message.part] = message.digest
+        coming.fds += tuple(fds)
+        if len(coming.digests) < ticket.parts:
+            return None
+        self.coming, self._saves[ticket.buffer] = None, coming
+        return coming
+
+    def drop_coming(self) -> _ToldSave | None:
+        """Forget the save of which parts have still to be copied, and return it."""
+        coming, self.coming = self.coming, None
+        if coming is not None:
+            self._unused.extend(coming.fds)
+        return coming
 
     def saved(self, ticket: SaveTicket) -> None:
         """Take note that a save is durable; older ones have no use any more."""
@@ -353,7 +389,7 @@ class WriterReplay:
                 continue
             save.is_durable = save.ticket.attempt == ticket.attempt
             if not save.is_durable:
-                self._forget_save(self._saves.pop(buffer))
+                self._forget_save(buffer)
 
     def lost(self) -> None:
         """Take note that the writer that was told all this is gone."""
@@ -361,22 +397,10 @@ class WriterReplay:
             save.is_lost = True
 
     def repeat(self, channel: Channel) -> None:
-        """Tell a new writer the memory, the plan, and the newest save if parts of it lack."""
+        """Tell a new writer the memory and the plan."""
         for told in (self._memory, self._plan):
             if told is not None:
                 channel.post(to_message(told[0]), told[1])
-        newest = max(self._saves.values(), key=lambda save: save.ticket.age, default=None)
-        if newest is not None and not newest.is_complete:
-            newest.repeat(channel)
-
-    def repeat_saves(self, channel: Channel) -> None:
-        """Tell a new writer the complete saves that only lost ones were told, the oldest first.
-
-        All of them were answered.
-        """
-        for save in sorted(self._saves.values(), key=lambda save: save.ticket.age):
-            if save.is_lost and save.is_complete:
-                save.repeat(channel, was_durable=save.is_durable)
 
     def close_unused(self, channel: Channel | None) -> None:
         """Close descriptors that no message needs; they must stay open until one has left."""
@@ -386,6 +410,7 @@ class WriterReplay:
 
     def close(self) -> None:
         """Close the descriptors that it owns; nothing waits to leave any more."""
+        self.drop_coming()
         self._forget_saves()
         self._forget_plan()
         self.close_unused(None)
@@ -396,35 +421,32 @@ class WriterReplay:
         self._plan = None
 
     def _forget_saves(self) -> None:
-        for save in self._saves.values():
-            self._forget_save(save)
-        self._saves.clear()
+        for buffer in list(self._saves):
+            self._forget_save(buffer)
 
-    def _forget_save(self, save: _ToldSave) -> None:
-        for _, fds in save.parts:
-            self._unused.extend(fds)
+    def _forget_save(self, buffer: int) -> None:
+        save = self._saves.pop(buffer, None)
+        if save is not None:
+            self._unused.extend(save.fds)
 
 
 @dataclass(slots=True)
 class _ToldSave:
-    """The parts of one save that have been copied."""
+    """A save, and the digest of the state of each worker that has copied its part."""
 
     ticket: SaveTicket
-    parts: list[tuple[PartCopied, _Fds]] = field(default_factory=list)
+    digests: dict[int, str] = field(default_factory=dict)
+    fds: _Fds = ()
+    """The memory with its cursor."""
     is_lost: bool = False
     """Whether no writer that lives was told it."""
     is_durable: bool = False
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all workers have copied their parts."""
-        return len({message.part for message, _ in self.parts}) == self.ticket.parts
-
-    def repeat(self, channel: Channel, *, was_durable: bool | None = None) -> None:
-        """Tell a new writer all parts."""
+    def tell(self, channel: Channel, *, was_durable: bool | None = None) -> None:
+        """Tell a writer that all parts were copied."""
         self.is_lost = False
-        for message, fds in self.parts:
-            channel.post(to_message(replace(message, was_durable=was_durable)), fds)
+        copied = SaveCopied(self.ticket, frozenset(self.digests.values()), was_durable)
+        channel.post(to_message(copied), self.fds)
 
 
 class FailedSaves:

@@ -48,11 +48,11 @@ from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.own_process import trim_memory
 from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import Phase, RequestFlag
-from holdfast.runtime.training.callback_host import Alone, Due
+from holdfast.runtime.training.callback_host import Alone, Commit, Due
 from holdfast.runtime.training.consistency import STEP, Mine, StepRecord, compare
 from holdfast.runtime.training.job_state import NO_STATE, Rest, TrainingState, agree_on_effects
 from holdfast.runtime.training.progress import Progress, ProgressTeller, RepairCount
-from holdfast.runtime.training.restoring import NewestState
+from holdfast.runtime.training.restoring import share_newest
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.training.transaction import Transaction, part_of
 from holdfast.runtime.worker.context import WorkerContext
@@ -85,12 +85,11 @@ class TrainingLoop:
         context.beats[:] = [self._teller.tell]
         self._preparation = Preparation(replica, job, context.page.enter)
         self._saver = Saver(context, self._membership, job.work_plan, job.save_terms, self.records)
-        self._newest = NewestState(self._membership, context, job, state, self._saver)
         self._clock = SaveClock(job.schedule, context.config.history, self.records.note)
         self._moving = context.halt.moving
         mine = self.progress, self._saver, self.records
         self._rest = Rest(context, state, *mine, job.work_plan, self._fields)
-        self._step = StepRecord.of(Mine(context, job, state, self.progress.cursor))
+        self._step = StepRecord.of(self._mine)
         self._transactions: dict[Work, Transaction] = job.transactions(replica, context.page)
         offers = {work: of_work.vectors for work, of_work in self._transactions.items()}
         self._exchange = Exchange(self._membership, offers, job.microbatches)
@@ -141,11 +140,6 @@ class TrainingLoop:
         """The error of the script that has ended the stage on all workers, None without one."""
         return self._error or self._callback_host.error
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this worker is rank 0 of the world."""
-        return self._membership.is_first
-
     def close(self) -> None:
         """Give memory and threads back, before another stage takes its own."""
         self._saver.close()
@@ -154,10 +148,11 @@ class TrainingLoop:
 
     def _act(self, state: StepState) -> StepEvent:
         """Do the work of ``state``."""
+        work, activity = _WORK[state]
         self._context.page.begin_turn(waits_for_peers=state in TOGETHER)
-        self._context.page.enter(_ACTIVITIES[state])
+        self._context.page.enter(activity)
         try:
-            return _ACTIONS[state](self)
+            return work(self)
         except WorldBroken:
             self._detected = self._detected or time.monotonic()
             return StepEvent.BROKEN
@@ -165,7 +160,7 @@ class TrainingLoop:
     def _join(self) -> StepEvent:
         self._context.page.phase = Phase.RESTORING
         membership = self._membership
-        mine = Mine(self._context, self._job, self._state, self.progress.cursor)
+        mine = self._mine
         membership.join(NO_STATE)
         membership.together(lambda: compare(membership, mine))
         return StepEvent.FORMED
@@ -176,7 +171,7 @@ class TrainingLoop:
         newest = max(versions)
         if newest == NO_STATE or min(versions) < newest:
             shared = self._membership.together(
-                lambda: self._newest.share(versions, self.progress.cursor)
+                lambda: share_newest(self._membership, self._mine, self._saver)
             )
             self._context.page.phase = Phase.COMPILING  # nothing is read any more
             if newest == NO_STATE or self._version != newest:
@@ -291,15 +286,16 @@ class TrainingLoop:
             self._is_committing = True
             if commit.cursor.turn or not self._callback_host.acts_after(commit):
                 if not commit.cursor.turn:
-                    self._enter_callbacks()
-                    self._callback_host.after(commit)
-                    self._context.page.enter(Activity.APPLY)
+                    self._show(commit)
                 return self._go_on(StepEvent.APPLIED)
             self._rest.hold(commit)
+        self._show(commit)
+        return self._go_on(StepEvent.APPLIED)
+
+    def _show(self, commit: Commit) -> None:
         self._enter_callbacks()
         self._callback_host.after(commit)
         self._context.page.enter(Activity.APPLY)
-        return self._go_on(StepEvent.APPLIED)
 
     def _enter_callbacks(self) -> None:
         if self._has_callbacks:
@@ -376,6 +372,10 @@ class TrainingLoop:
         with self._moving:
             self._saver.hear(agreed)
         return StepEvent.PENDING
+
+    @property
+    def _mine(self) -> Mine:
+        return Mine(self._context, self._job, self._state, self.progress.cursor)
 
     @property
     def _version(self) -> int:
@@ -476,33 +476,18 @@ class TrainingLoop:
         self._context.injector.visit(step, site)
 
 
-_ACTIONS: dict[StepState, Callable[[TrainingLoop], StepEvent]] = {
-    StepState.JOINING: TrainingLoop._join,
-    StepState.CATCHING_UP: TrainingLoop._catch_up,
-    StepState.COMPUTING: TrainingLoop._compute,
-    StepState.GATHERING: TrainingLoop._gather,
-    StepState.REDUCING: TrainingLoop._reduce,
-    StepState.VOTING: TrainingLoop._vote,
-    StepState.REFUSING: TrainingLoop._refuse,
-    StepState.APPLYING: TrainingLoop._apply,
-    StepState.AGREEING: TrainingLoop._agree,
-    StepState.REPAIRING: TrainingLoop._repair,
-    StepState.FINISHING: TrainingLoop._finish,
-}
-
-
-_ACTIVITIES: dict[StepState, Activity] = {
-    StepState.JOINING: Activity.JOIN,
-    StepState.CATCHING_UP: Activity.RESTORE,
-    StepState.COMPUTING: Activity.COMPUTE,
-    StepState.GATHERING: Activity.READ,
-    StepState.REDUCING: Activity.WAIT,
-    StepState.VOTING: Activity.VOTE,
-    StepState.REFUSING: Activity.VOTE,
-    StepState.APPLYING: Activity.APPLY,
-    StepState.AGREEING: Activity.CALLBACKS,
-    StepState.REPAIRING: Activity.REPAIR,
-    StepState.FINISHING: Activity.FINISH,
+_WORK: dict[StepState, tuple[Callable[[TrainingLoop], StepEvent], Activity]] = {
+    StepState.JOINING: (TrainingLoop._join, Activity.JOIN),
+    StepState.CATCHING_UP: (TrainingLoop._catch_up, Activity.RESTORE),
+    StepState.COMPUTING: (TrainingLoop._compute, Activity.COMPUTE),
+    StepState.GATHERING: (TrainingLoop._gather, Activity.READ),
+    StepState.REDUCING: (TrainingLoop._reduce, Activity.WAIT),
+    StepState.VOTING: (TrainingLoop._vote, Activity.VOTE),
+    StepState.REFUSING: (TrainingLoop._refuse, Activity.VOTE),
+    StepState.APPLYING: (TrainingLoop._apply, Activity.APPLY),
+    StepState.AGREEING: (TrainingLoop._agree, Activity.CALLBACKS),
+    StepState.REPAIRING: (TrainingLoop._repair, Activity.REPAIR),
+    StepState.FINISHING: (TrainingLoop._finish, Activity.FINISH),
 }
 
 

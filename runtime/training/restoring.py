@@ -35,7 +35,7 @@ from __future__ import annotations
 import errno
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -52,7 +52,6 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import STORE_NAME, step_name
 from holdfast.checkpoint.reader import Restored, StateReader
 from holdfast.checkpoint.tensor import Tensors, state_sha256
-from holdfast.recovery.ledger import Cursor
 from holdfast.runtime.errors import (
     CheckpointsUnread,
     RecoveryImpossible,
@@ -74,15 +73,13 @@ from holdfast.runtime.training.consistency import Mine, check_resumed, compare
 from holdfast.runtime.training.initial_weights import load_initial_weights
 from holdfast.runtime.training.job_state import (
     NO_STATE,
-    TrainingState,
     is_passed_over,
     notes_of,
     share_notes,
     share_state,
     was_over,
 )
-from holdfast.runtime.training.training_job import MICROBATCHES, TrainingJob
-from holdfast.runtime.worker.context import WorkerContext
+from holdfast.runtime.training.training_job import MICROBATCHES
 
 
 class ReadFinding(IntEnum):
@@ -155,57 +152,38 @@ class Shared:
     """The commit whose callbacks have still to run."""
 
 
-class NewestState:
-    """Gives the newest state to all members of a world."""
+def share_newest(membership: Membership, mine: Mine, saver: Saver) -> Shared:
+    """Return the newest state; if no member has one, read it from the disk or build it.
 
-    def __init__(
-        self,
-        membership: Membership,
-        context: WorkerContext,
-        job: TrainingJob,
-        state: TrainingState,
-        saver: Saver,
-    ) -> None:
-        self._membership = membership
-        self._context = context
-        self._job = job
-        self._state = state
-        self._saver = saver
+    The lowest rank that has committed most has it.
 
-    def share(self, versions: Sequence[int], cursor: Cursor) -> Shared:
-        """Return the newest state; if no member has one, read it from the disk or build it.
-
-        The lowest rank with the largest of ``versions``, which are in rank order, has it.
-
-        Raises:
-            ProgramError: nothing was saved, and the workers have built other weights.
-            WorldBroken: a member died; nothing is changed.
-        """
-        communicator = self._membership.communicator
-        is_own, newest = communicator.size == 1, max(versions)
-        source = versions.index(newest)
-        if newest == NO_STATE:
-            replica = self._state.replica
-            cursor = first_cursor(replica, self._job.stage.begin)
-            restore = JobRestore(self._context, self._job, self._state)
-            restored = restore.run(communicator, cursor)
-            if restored is not None:
-                self._saver.saved_step = restored.manifest.step
-                cursor_saved = restored.manifest.cursor
-                self._state.restored(restored.manifest.step, cursor_saved)
-                due = Due.of(cursor_saved)
-                return Shared(restored.state, notes_of(cursor_saved), is_restored=True, due=due)
-            if self._job.initial is None:  # which rank 0 alone has read
-                mine = Mine(self._context, self._job, self._state, cursor)
-                compare(self._membership, mine, weights=True)
-                is_own = True
-        self._saver.share_saved_step(source)
-        notes = None
-        if newest != NO_STATE:  # else nobody has any
-            notes = share_notes(communicator, source, self._state.notes())
-        # A copy of weights that all have already, to load it again, takes its time.
-        state = cursor.tensors() if is_own else self._state.tensors(cursor)
-        return Shared(share_state(communicator, source, state), notes, is_own=is_own)
+    Raises:
+        ProgramError: nothing was saved, and the workers have built other weights.
+        WorldBroken: a member died; nothing is changed.
+    """
+    communicator, state = membership.communicator, mine.state
+    is_own, newest = communicator.size == 1, max(membership.versions)
+    source = membership.versions.index(newest)
+    if newest == NO_STATE:
+        fresh = first_cursor(state.replica, mine.job.stage.begin)
+        mine = replace(mine, cursor=fresh)
+        restored = JobRestore(mine, communicator).run()
+        if restored is not None:
+            step, cursor_saved = restored.manifest.step, restored.manifest.cursor
+            saver.saved_step = step
+            state.restored(step, cursor_saved)
+            due = Due.of(cursor_saved)
+            return Shared(restored.state, notes_of(cursor_saved), is_restored=True, due=due)
+        if mine.job.initial is None:  # which rank 0 alone has read
+            compare(membership, mine, weights=True)
+            is_own = True
+    saver.share_saved_step(source)
+    notes = None
+    if newest != NO_STATE:  # else nobody has any
+        notes = share_notes(communicator, source, state.notes())
+    # A copy of weights that all have already, to load it again, takes its time.
+    own = mine.cursor.tensors() if is_own else state.tensors(mine.cursor)
+    return Shared(share_state(communicator, source, own), notes, is_own=is_own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,27 +223,24 @@ class JobRestore:
     """One worker's part in restoring a job; all members of a world take theirs together."""
 
     def __init__(
-        self,
-        context: WorkerContext,
-        job: TrainingJob,
-        state: TrainingState,
-        patience: Patience = PATIENT,
+        self, mine: Mine, communicator: Communicator, patience: Patience = PATIENT
     ) -> None:
-        self._context = context
-        self._job = job
-        self._state = state
-        self._store = context.open_store()
-        self._repair = RunDirectory(context.run_dir).command("repair", "--from", "COPY")
+        self._mine = mine
+        self._context = mine.context
+        self._job = mine.job
+        self._communicator = communicator
+        self._store = mine.context.open_store()
+        self._repair = RunDirectory(mine.context.run_dir).command("repair", "--from", "COPY")
         self._patience = patience
         self._spent_s = 0.0
         self._steps: tuple[int, ...] = ()
         self._troubles: dict[int, Trouble] = {}
         """Of the steps that were given up; those that are not damaged may be whole."""
-        self._is_one_of_several = bool(context.config.script_record.largest(TRAININGS))
+        self._is_one_of_several = bool(mine.context.config.script_record.largest(TRAININGS))
         self._other_stages: dict[int, Mapping[str, object]] = {}
         """The cursors of checkpoints of other stages, and of those passed over, by step."""
 
-    def run(self, communicator: Communicator, fresh: Cursor) -> Restored | None:
+    def run(self) -> Restored | None:
         """Return the newest state that verifies, None if the run has no checkpoint.
 
         If it is None, the replica of rank 0 has the weights that the job begins with.
@@ -280,18 +255,21 @@ class JobRestore:
             WorldBroken: a member died.
         """
         self._refuse_intruder()
-        is_first = communicator.rank == 0
-        self._list_steps(communicator)
+        self._list_steps()
         for step in self._steps:
-            restored = self._read(communicator, step, fresh)
+            restored = self._read(step)
             if restored is not None:
-                if is_first:
+                if self._is_first:
                     self._tell_of_restored(restored.manifest)
                 return restored
         self._refuse_to_begin()
-        if is_first:  # all others get the state of rank 0
+        if self._is_first:  # all others get the state of rank 0
             self._begin()
         return None
+
+    @property
+    def _is_first(self) -> bool:
+        return self._communicator.rank == 0
 
     def _refuse_intruder(self) -> None:
         """Refuse to restore from, or to say anything of, the checkpoints of another run."""
@@ -300,22 +278,23 @@ class JobRestore:
         except OSError as taken:
             raise RunDirectoryBusy(f"{taken}; this job ends, and leaves it alone") from taken
 
-    def _list_steps(self, communicator: Communicator) -> None:
+    def _list_steps(self) -> None:
         """Let all workers have the steps that rank 0 finds, newest first."""
 
         def list_them() -> None:
-            if communicator.rank == 0:
+            if self._is_first:
                 self._steps = tuple(filter(self._job.stage.may_have, self._store.steps()))
 
-        trouble = self._try(communicator, "the list of checkpoints", list_them)
+        trouble = self._try("the list of checkpoints", list_them)
         if trouble is not None and trouble.finding is ReadFinding.TRANSIENT:
             raise CheckpointsUnread(f"{trouble}; {_AGAIN}")
         if trouble is not None:
             raise UsageError(trouble.reason)
 
-    def _read(self, communicator: Communicator, step: int, fresh: Cursor) -> Restored | None:
+    def _read(self, step: int) -> Restored | None:
         """Return the state of a step, or None on all workers if any of them cannot use it."""
         found: list[StateReader] = []
+        communicator = self._communicator
 
         def open_step() -> None:
             found.append(StateReader(self._store, step, self._context.config.record.run_id))
@@ -324,7 +303,7 @@ class JobRestore:
             found[0].allocate()
             found[0].read(range(communicator.rank, found[0].manifest.writers, communicator.size))
 
-        if not self._succeeds(communicator, step, open_step):
+        if not self._succeeds(step, open_step):
             return None
         (reader,) = found
         cursor = reader.manifest.cursor
@@ -335,14 +314,14 @@ class JobRestore:
         try:
             self._refuse_edit(step, cursor)
             check_resumed(
-                Mine(self._context, self._job, self._state, fresh),
+                self._mine,
                 reader.manifest,
-                is_first=communicator.rank == 0,
+                is_first=self._is_first,
                 is_one_of_several=self._is_one_of_several,
             )
         except UsageError as error:
             raise UsageError(f"{error}{_READS_BACK * self._is_one_of_several}") from error
-        if not self._succeeds(communicator, step, read_part):
+        if not self._succeeds(step, read_part):
             return None
         for shard in range(reader.manifest.writers):
             for contents in reader.contents(shard):
@@ -351,26 +330,24 @@ class JobRestore:
         self._context.rejected.discard(step)
         return Restored(reader.state, reader.manifest)
 
-    def _succeeds(self, communicator: Communicator, step: int, attempt: Callable[[], None]) -> bool:
+    def _succeeds(self, step: int, attempt: Callable[[], None]) -> bool:
         """Return whether all workers can read; a step that is damaged is remembered as rejected."""
-        trouble = self._try(communicator, f"checkpoint step {step}", attempt)
+        trouble = self._try(f"checkpoint step {step}", attempt)
         if trouble is None:
             return True
         self._troubles[step] = trouble
-        if communicator.rank == 0:
+        if self._is_first:
             self._tell(step, trouble)
         if not trouble.finding.is_unread:
             self._context.rejected.add(step)
         return False
 
-    def _try(
-        self, communicator: Communicator, what: str, attempt: Callable[[], None]
-    ) -> Trouble | None:
+    def _try(self, what: str, attempt: Callable[[], None]) -> Trouble | None:
         """Try until all workers succeed; return what is wrong if ``what`` they read is given up."""
         patience = self._patience
         mine, before_s, began = _trouble_of(attempt), self._spent_s, patience.clock()
         for count in itertools.count(1):
-            tries = self._exchange(communicator, mine)
+            tries = self._exchange(mine)
             spent_s = tries[0].spent_s
             if count == 1:  # the first try is no waiting, however long it takes
                 began, first_s = patience.clock(), spent_s
@@ -384,7 +361,7 @@ class JobRestore:
                 return trouble
             if any(found.is_stop_wanted for found in tries):
                 raise CheckpointsUnread(f"told to stop: {what}: {trouble}; {_AGAIN}")
-            if count == 1 and communicator.rank == 0:
+            if count == 1 and self._is_first:
                 self._context.notify(
                     f"{what} cannot be read just now: {trouble.reason}; all workers wait and try "
                     f"again, for {patience.whole_s:.0f} s in all"
@@ -396,11 +373,11 @@ class JobRestore:
             self._spent_s = before_s + patience.clock() - began
         return None
 
-    def _exchange(self, communicator: Communicator, mine: Trouble) -> list[_Try]:
+    def _exchange(self, mine: Trouble) -> list[_Try]:
         """Return the tries of all workers, in rank order; each tells its own trouble."""
         is_stop_wanted = bool(self._context.page.requests & RequestFlag.STOP)
         told = _Try(mine, self._spent_s, is_stop_wanted, self._steps)
-        return [decode(_Try, found) for found in communicator.allgather_bytes(encode(told))]
+        return [decode(_Try, found) for found in self._communicator.allgather_bytes(encode(told))]
 
     def _refuse_edit(self, step: int, saved: Mapping[str, object]) -> None:
         """Refuse a stage that begins elsewhere now, or is longer after the next one has begun.
@@ -432,7 +409,7 @@ class JobRestore:
 
     def _begin(self) -> None:
         """Give a fresh replica the weights that the job begins with, if it names any."""
-        source, replica = self._job.initial, self._state.replica
+        source, replica = self._job.initial, self._mine.state.replica
         if source is not None:
             load_initial_weights(replica, source)
             sha256 = state_sha256(replica.state())

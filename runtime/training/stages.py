@@ -273,7 +273,7 @@ class Stages:
             state.replica,
             cursor,
             sha256,
-            loop.is_first,
+            self.is_first,
             progress.metrics,
             progress.validation or {},
             state.random_at_end(cursor.step),

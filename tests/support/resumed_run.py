@@ -29,6 +29,7 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Alone
+from holdfast.runtime.training.consistency import Mine
 from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.restoring import JobRestore, Patience
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
@@ -128,8 +129,8 @@ class Run:
             self.contexts[communicator.rank] = context
             try:
                 state = TrainingState(replica, Alone())
-                restore = JobRestore(context, self.job, state, clock.patience)
-                restored = restore.run(communicator, Cursor.start(1))
+                mine = Mine(context, self.job, state, Cursor.start(1))
+                restored = JobRestore(mine, communicator, clock.patience).run()
             except WorldBroken:
                 return None
             finally:

@@ -71,14 +71,15 @@ class Commit:
     def _save_all(self, agent: Agent, say: Say) -> None:
         plan = agent.plan
         different, flipped = ticket_of(plan, DIFFERENT, 1), ticket_of(plan, FLIPPED, 2)
-        agent.tell(different, 0)
-        agent.tell(different, 1, digest="another")
+        agent.copy(different, *EVERYONE)
+        agent.repeat(different, "another")
         _tell_answer(agent, say)
-        agent.tell(flipped, 0)
+        agent.copy(flipped, 0)
         agent.flip_a_bit(flipped)
-        agent.tell(flipped, 1)
+        agent.copy(flipped, 1)
+        agent.repeat(flipped)
         _tell_answer(agent, say)
-        agent.tell(ticket_of(plan, NEW, _NEW_ATTEMPT), *EVERYONE)
+        agent.save(ticket_of(plan, NEW, _NEW_ATTEMPT))
         say(f"copied {NEW}")
         if not _tell_answer(agent, say):
             step = agent.settle()
@@ -127,10 +128,10 @@ class Settle(Commit):
 
     def _save_all(self, agent: Agent, say: Say) -> None:
         whole, torn = ticket_of(agent.plan, NEW, _NEW_ATTEMPT), ticket_of(agent.plan, TORN, 4)
-        agent.tell(whole, *EVERYONE, was_durable=False)
-        agent.tell(torn, *EVERYONE, was_durable=False)
+        agent.save(whole, was_durable=False)
+        agent.save(torn, was_durable=False)
         agent.rest()  # it has taken both by now
-        agent.tell(ticket_of(agent.plan, NEXT, 6), 0)  # in the buffer of the torn one
+        agent.copy(ticket_of(agent.plan, NEXT, 6), 0)  # in the buffer of the torn one
         say(f"copied {NEW}")
         step = agent.settle()
         say(f"saved {step}" if step else "failed to settle")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from workload import EVEN, Undisturbed, assert_refused, assert_whole, request_of
+from workload import EVEN, Undisturbed, assert_whole, request_of
 
 from holdfast.runtime.errors import ExitCode
 from holdfast.testing import JobRequest, RunningJob, start_job
@@ -73,27 +73,6 @@ def test_death_in_a_wait_is_repaired(run_dir: Path, undisturbed: Undisturbed) ->
     assert_whole(job, EVEN, undisturbed(EVEN))
     assert [failure.worker for failure in job.report.failures] == [1]
     assert job.report.relaunches == ()
-
-
-@pytest.mark.extended  # the test beside it outlives one
-def test_outage_that_lasts_ends_the_job_and_costs_no_checkpoint(
-    run_dir: Path, undisturbed: Undisturbed
-) -> None:
-    outage = run_dir.parent / "outage"
-    outage.write_text("0 1 2")
-    with start_job(_request(run_dir, EVEN.epochs, 1.0)) as first:
-        ended = first.wait()
-    outage.unlink()
-    with start_job(_request(run_dir, EVEN.epochs, 1.0)) as second:
-        job = second.wait()
-
-    assert_refused(ended, ExitCode.STOPPED_EARLY, "nothing is known to be damaged", "(ESTALE)")
-    # Of the arguments another line speaks, which has its own advice.
-    said = [line for line in ended.stderr.splitlines() if "the arguments" not in line]
-    assert "--fresh" not in "\n".join(said)
-    assert ended.report.relaunches == ()
-    assert_whole(job, EVEN, undisturbed(EVEN))
-    assert job.report.rejected_checkpoints == ()
 
 
 @pytest.mark.extended  # an outage that all outlive is read above

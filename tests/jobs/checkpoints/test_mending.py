@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import holdfast_code
 from extended import shortened
 from workload import Undisturbed, Workload, assert_whole, request_of
 
@@ -18,14 +16,6 @@ from holdfast.testing import start_job
 pytestmark = pytest.mark.mpi
 
 TRAINED = Workload(microbatches=7, samples=173, global_batch=25, epochs=12)
-
-
-def flip(store: CheckpointStore, step: int, shard: int = 0) -> None:
-    """Flip a bit in the middle of a shard."""
-    path = sorted((store.directory / step_name(step)).glob("*.h5"))[shard]
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def train_twice(run_dir: Path) -> CheckpointStore:
@@ -48,7 +38,10 @@ def test_job_resumes_from_an_older_step_if_the_newest_is_damaged(
 ) -> None:
     store = train_twice(tmp_path / "run")
     newest, older = store.steps()[:2]
-    flip(store, newest)
+    path = next((store.directory / step_name(newest)).glob("*.h5"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
     with start_job(request_of(TRAINED, tmp_path / "run", workers=workers)) as running:
         job = running.wait()
@@ -58,22 +51,3 @@ def test_job_resumes_from_an_older_step_if_the_newest_is_damaged(
     assert job.events("restored")[-1]["step"] == older
     told = f"training goes on from checkpoint step {older}, because step {newest} is damaged; to"
     assert job.stderr.count(told) == 1
-
-
-@pytest.mark.extended  # tests/checkpoint/test_repair.py puts files back
-def test_job_resumes_from_the_newest_step_after_its_files_were_put_back(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """Both copies are damaged, in different files."""
-    store = train_twice(tmp_path / "run")
-    newest = store.steps()[0]
-    shutil.copytree(tmp_path / "run", tmp_path / "mirror")
-    flip(store, newest, shard=0)
-    flip(CheckpointStore(tmp_path / "mirror"), newest, shard=1)
-
-    assert holdfast_code("repair", tmp_path / "run", "--from", tmp_path / "mirror") == 0
-    with start_job(request_of(TRAINED, tmp_path / "run", workers=2)) as running:
-        job = running.wait()
-
-    assert_whole(job, TRAINED, undisturbed(TRAINED))
-    assert job.events("restored")[-1]["step"] == newest

@@ -12,7 +12,8 @@ from host_saves import STEP, Workers, plan_of
 
 from holdfast.checkpoint.errors import CheckpointError, SnapshotDamaged
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.saving.committer import Committer, HeldSave, Parts
+from holdfast.runtime.saving.committer import Committer, HeldSave
+from holdfast.runtime.saving.save_messages import SaveCopied
 
 RECORD_BYTES = 40
 
@@ -52,13 +53,16 @@ def test_bit_anywhere_in_images_or_records_is_noticed(workers: Workers, seed: in
 
 def is_whole(workers: Workers) -> bool:
     """Return whether what is in the second buffer is taken for a whole save."""
-    ticket = workers.ticket(STEP, 1)
-    parts = Parts(ticket, {0: "", 1: ""})
     try:
-        save = HeldSave.of(workers.plan, workers.image_map, parts, workers.buffers[1])
+        return hold(workers).is_whole
     except SnapshotDamaged:
         return False
-    return save.is_whole
+
+
+def hold(workers: Workers) -> HeldSave:
+    """Return what is in the second buffer."""
+    copied = SaveCopied(workers.ticket(STEP, 1), frozenset())
+    return HeldSave.of(workers.plan, workers.image_map, copied, {}, workers.buffers[1])
 
 
 @pytest.mark.parametrize("shards", [(), (0,), (0, 1), (0, 1, 2)])
@@ -87,9 +91,6 @@ def test_rubbish_for_records_is_an_error_of_the_save_and_nothing_else(
     workers.held()
     memory, start = workers.buffers[1], workers.image_map.records[0]
     memory[start:] = random.Random(seed).randbytes(len(memory) - start)
-    parts = Parts(workers.ticket(STEP, 1), {0: "", 1: ""})
     with pytest.raises(CheckpointError):
-        Committer(workers.plan, StrikeResult()).commit(
-            HeldSave.of(workers.plan, workers.image_map, parts, memory)
-        )
+        Committer(workers.plan, StrikeResult()).commit(hold(workers))
     assert CheckpointStore(tmp_path).names() == ()

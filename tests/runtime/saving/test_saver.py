@@ -408,7 +408,7 @@ def test_request_that_comes_during_the_copy_leads_to_another_save(
     wait_for_nothing(monkeypatch)
     monkeypatch.setattr(LazyExecutor, "patience", (0,))
     ask_within_first_copy(monkeypatch, asked)
-    job = SimulatedJob(tmp_path / "run", Numerics.here(threads=1))
+    job = SimulatedJob(tmp_path / "run")
 
     endings = job.launch(
         Launch(workers, workers, 4, asks=RequestFlag.SAVE, asks_at_step=1, save_every=100)

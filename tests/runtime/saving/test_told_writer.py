@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections import Counter
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from host_simulation import HostSimulation
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.saving.save_messages import PlanSaves, Settle
+from holdfast.runtime.saving.save_messages import Settle
 from holdfast.runtime.saving.writer_link import (
     ANSWERED_WITHIN_S,
     KILLED_SETTLES_WITHIN_S,
@@ -70,37 +69,6 @@ def test_complete_save_at_which_a_writer_died_is_committed_though_a_later_one_ha
     assert saved_steps(tmp_path) == (lost,)
 
 
-def test_incomplete_save_of_a_lost_writer_is_answered_by_the_plan_of_the_next_world(
-    host: HostSimulation,
-) -> None:
-    """With one buffer the survivors wait for this answer."""
-    host.begin()
-    host.deliver_from(0)
-    host.link.replace("killed")
-
-    host.lose_a_worker()
-    host.deliver_from(0)
-
-    assert set(host.answers.values()) == {1}
-
-
-def test_late_part_of_a_save_that_was_answered_leaves_nothing_to_wait_for(
-    host: HostSimulation,
-) -> None:
-    """Else the agent would give up a writer that has nothing to do."""
-    host.begin()
-    host.deliver_from(0)
-    host.lose_a_worker(is_heard=True)
-    host.deliver_from(0)
-    assert set(host.answers.values()) == {1}
-
-    host.deliver_from(1)
-    host.link.poll(now=1e6)
-
-    assert host.link.pid is not None
-    assert len(host.processes) == 1
-
-
 class Agent(AgentOfFakes):
     """An agent to whom things happen."""
 
@@ -142,12 +110,14 @@ def test_complete_save_is_answered_once_and_the_newest_is_settled(
         agent.happen("allow")
         agent.happen("serve")
 
-        answered = Counter(answer.ticket.attempt for answer in agent.answers)
+        answers = [(answer.ticket.attempt, answer.is_expected) for answer in agent.answers]
         settled = agent.settle()
-        before_settle = len(answered)
 
-        assert answered == Counter(complete)
-        assert len(Counter(answer.ticket.attempt for answer in agent.answers)) == before_settle
+        given_up = set(range(1, len(saves))) - {*complete}  # those that others have followed
+        assert sorted(answers) == sorted(
+            [(one, False) for one in complete] + [(one, True) for one in given_up]
+        )
+        assert len(agent.answers) == len(answers)
         if complete and complete[-1] >= len(saves) - 1:  # no later one has taken its memory
             assert settled == 10 * complete[-1]
         agent.close()
@@ -161,19 +131,65 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentOfFakes]:
     agent.close()
 
 
+PARTS_TOLD = {
+    "a part that is told twice counts once": ("1/0 1/0 1/1", "saved:1"),
+    "parts of two attempts make no save": ("1/0 2/1 settle", "given-up:1"),
+    # A worker died, and the survivors save again in a world of their own.
+    "a later save ends an incomplete one": ("1/0 2/0g8 2/1g8", "given-up:1 saved:2"),
+    "a late part of an older save is passed over": ("2/0g8 1/0 1/1 2/1g8", "saved:2"),
+    # A dying worker's last message is read late.
+    "a late part of a save that was given up is not answered again": (
+        "1/0 2/0g8 2/1g8 1/1 3/0g8 3/1g8", "given-up:1 saved:2 saved:3",
+    ),
+    "parts of a save that is done change nothing": ("1/0 1/1 1/0 1/1", "saved:1"),
+    # With one buffer the survivors wait for the answer before they copy again.
+    "a new world ends an incomplete save": ("1/0 plan:8 1/1", "given-up:1"),
+    "also if the writer has died meanwhile": ("1/0 dies plan:8", "given-up:1"),
+    # It has another channel to the agent than the worker that tells the plan.
+    "a part may come before the plan of its world": ("1/1g9 plan:9 1/0g9", "saved:1"),
+    "a part alone is not committed": ("1/0 settle 1/1 settle", ""),
+}  # fmt: skip
+"""What happens, and the answers; ``N/PgG`` tells part P of attempt N in the world G."""
+
+
+@pytest.mark.parametrize(("words", "answers"), PARTS_TOLD.values(), ids=PARTS_TOLD.keys())
+def test_save_is_told_when_all_its_parts_are_there(
+    agent: AgentOfFakes, words: str, answers: str
+) -> None:
+    for word in words.split():
+        match word.partition(":"):
+            case ("settle", _, _):
+                agent.link.settle(Settle(is_urgent=False))
+            case ("dies", _, _):
+                agent.link.replace("killed")
+            case ("plan", _, generation):
+                agent.plan(int(generation))
+            case (save, _, _):
+                attempt, part, *generation = map(int, re.split("[/g]", save))
+                agent.copied(attempt, part, *generation)
+        if agent.writer is not None:
+            agent.writer.serve()
+        agent.hear()
+    agent.link.poll(now=1e6)
+
+    names = {(True, False): "saved", (False, True): "given-up", (False, False): "unsaved"}
+    assert answers.split() == [
+        f"{names[answer.is_durable, answer.is_expected]}:{answer.ticket.attempt}"
+        for answer in agent.answers
+    ]
+    assert agent.settled == [None] * words.count("settle")
+    assert agent.link.pid is not None, "nothing was waited for"
+
+
 def test_host_that_saves_no_more_says_so_to_each_writer_until_another_plan_comes(
     agent: AgentOfFakes,
 ) -> None:
-    def plan(generation: int) -> None:
-        fd = os.memfd_create("test", os.MFD_CLOEXEC)
-        agent.link.plan(PlanSaves(generation), (fd,))
-
     agent.link.end_maintenance()  # there is nothing to look after
-    plan(1)
+    agent.plan(1)
     agent.link.end_maintenance()
     agent.link.replace("killed")
     agent.link.start()
-    plan(2)
+    agent.plan(2)
 
     assert agent.writer is not None
     agent.writer.serve()

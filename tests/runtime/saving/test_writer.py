@@ -27,27 +27,9 @@ ACTIONS = 60
 
 TRANSCRIPTS = {
     "saves take turns in the buffers": ("1 saved:1 2 saved:2 3 saved:3", "30 20 10", ""),
-    "a part that is told twice counts once": ("1/0 1/0 rest 1/1 saved:1", "10", ""),
     "states that differ are refused": ("1! unsaved:1 settle:- 2 saved:2", "20", "10"),
-    "parts of two attempts make no checkpoint": ("1/0 2/1 given-up:1 settle:-", "", ""),
-    # A worker died, and the survivors save again in a world of their own.
-    "a later save ends an incomplete one": ("1/0 2/0g8 given-up:1 2/1g8 saved:2", "20", ""),
-    "a late part of an older save is passed over": (
-        "2/0g8 1/0 1/1 rest 2/1g8 saved:2", "20", "",
-    ),
-    # A dying worker's last message is read late.
-    "a late part of a save that was given up is not answered again": (
-        "1/0 2g8 given-up:1 saved:2 1/1 3g8 saved:3", "30 20", "",
-    ),
-    # The agent tells a new writer all saves in memory, when all workers have died.
-    "parts of a save that is done change nothing": ("1 saved:1 1 settle:10", "10", ""),
-    # With one buffer the survivors wait for the answer before they copy again.
-    "a new world ends an incomplete save": ("1/0 plan:8 given-up:1 1/1 rest", "", ""),
-    # It has another channel to the agent than the worker that tells the plan.
-    "a part may come before the plan of its world": ("1/1g9 plan:9 1/0g9 saved:1", "10", ""),
     "a plan that comes again costs nothing": ("1 saved:1 plan:7 2 saved:2", "20 10", ""),
     "a durable step is said again": ("1 saved:1 settle:10 settle:10", "10", ""),
-    "a part alone is not committed": ("1/0 settle:- 1/1 settle:-", "", ""),
     "the newest save that the disk refused is committed": (
         "1 saved:1 full 2 unsaved:2 3 unsaved:3 4 unsaved:4 free settle:40", "40 10", "20 30 40",
     ),
@@ -74,9 +56,9 @@ TRANSCRIPTS = {
 }  # fmt: skip
 """What happens, which steps are there in the end, and of which a failure was recorded.
 
-Attempt N saves step 10 N.  ``N`` copies and tells it, ``N/P`` a part of it, ``gG`` in the world of
-generation G, ``N!`` with states that differ; ``~N`` only copies, and ``=N`` tells that later.
-``saved``, ``unsaved`` and ``given-up`` are the next answer.
+Attempt N saves step 10 N.  ``N`` copies and tells it, ``N!`` with states that differ; ``~N`` only
+copies it, ``~N/P`` a part of it, and ``=N`` tells that later.  ``saved`` and ``unsaved`` are the
+next answer.
 """
 
 
@@ -93,10 +75,10 @@ class Play:
         name, _, value = word.partition(":")
         writer, workers = self.writers[-1], self._workers
         match name:
-            case "saved" | "unsaved" | "given-up":
+            case "saved" | "unsaved":
                 answer = writer.answer()
-                found = (answer.is_durable, answer.is_expected, answer.ticket.attempt)
-                assert found == (name == "saved", name == "given-up", int(value))
+                found = (answer.is_durable, answer.ticket.attempt)
+                assert found == (name == "saved", int(value))
             case "settle":
                 assert writer.settle() == (None if value == "-" else int(value))
             case "full" | "free":
@@ -120,11 +102,8 @@ class Play:
                 writer.tell(*self._copied(name))
 
     def _copied(self, save: str) -> list[Copied]:
-        save, _, generation = save.partition("g")
         attempt, _, part = save.rstrip("!").partition("/")
-        ticket = self._workers.ticket(
-            10 * int(attempt), int(attempt), generation=int(generation or 0)
-        )
+        ticket = self._workers.ticket(10 * int(attempt), int(attempt))
         if part:
             return [self._workers.copy(ticket, int(part))]
         return self._workers.copy_all(ticket, ("00", "01") if save.endswith("!") else ())
@@ -161,11 +140,8 @@ def test_parts_of_all_workers_become_a_checkpoint_that_is_answered_once(
     workers: Workers, writer: RunningWriter, tmp_path: Path, parts: int
 ) -> None:
     copied = workers.copy_all(workers.ticket(STEP, 1, parts))
-    writer.tell(*copied[1:])
-    writer.rest()
-    assert saved_steps(tmp_path) == ()
 
-    writer.tell(copied[0])
+    writer.tell(*copied)
 
     assert writer.answer() == SaveAnswered(copied[0].message.ticket, is_durable=True)
     assert saved_steps(tmp_path) == (STEP,)

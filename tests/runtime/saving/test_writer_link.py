@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
@@ -10,23 +9,16 @@ import signal
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
-from host_saves import Workers, memory_of, plan_of, saved_steps
+from host_saves import saved_steps
 from process_agent import AgentOfProcess
 
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
 from holdfast.runtime.saving import writer_link
-from holdfast.runtime.saving.save_messages import PlanSaves, SaveAnswered, Settle
-from holdfast.runtime.saving.writer_link import ANSWERED_WITHIN_S, WriterLink
-from holdfast.runtime.system.codec import encode
-from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.saving.save_messages import Settle
+from holdfast.runtime.saving.writer_link import ANSWERED_WITHIN_S
 from holdfast.runtime.system.worker_status import lease_clock_s
 
 pytestmark = pytest.mark.process
-WORKERS = 128
-MIB = 2**20
 
 
 def test_save_is_committed_by_the_process_when_its_last_part_is_there(
@@ -175,7 +167,7 @@ def test_descriptors_stay_open_until_their_message_has_left(agent: AgentOfProces
     """A writer that commits reads nothing, so messages of many workers wait."""
     writer = agent.stop_writer()
     for attempt in range(1, 400):
-        agent.write_part(attempt, 0)
+        agent.write(attempt)
     waiting = descriptors()
 
     os.kill(writer, signal.SIGCONT)
@@ -184,44 +176,3 @@ def test_descriptors_stay_open_until_their_message_has_left(agent: AgentOfProces
     assert agent.link.pid == writer, "no descriptor was gone when its turn came"
     agent.save(attempt=501)
     assert descriptors() < waiting
-
-
-MANY: Tensors = {f"{'layer-' * 165}{number:03d}": np.full(3, number) for number in range(600)}
-"""A state whose names and shapes alone are half a MiB."""
-
-
-def test_parts_of_many_workers_wait_for_a_writer_that_is_busy(tmp_path: Path) -> None:
-    """Each part with the layout in it would make 70 MiB, and 64 MiB are the end of a writer."""
-    answers: list[SaveAnswered] = []
-    reactor = Reactor()
-
-    def take(told: object) -> None:
-        if isinstance(told, SaveAnswered):
-            answers.append(told)
-
-    assert sum(map(len, MANY)) * WORKERS > 64 * MIB
-    link = WriterLink(reactor, take)
-    plan = plan_of(tmp_path, layout=ShardLayout(specs_of(MANY), 2))
-    with (
-        contextlib.closing(reactor),
-        contextlib.closing(link),
-        contextlib.closing(Workers(plan, state=lambda _: MANY)) as workers,
-    ):
-        link.start()
-        link.use(workers.memory, workers.fds)
-        link.plan(PlanSaves(1), (memory_of(encode(plan)),))
-        messages = [copied.sent() for copied in workers.copy_all(workers.ticket(10, 1, WORKERS))]
-        writer = link.pid
-        assert writer is not None
-        os.kill(writer, signal.SIGSTOP)
-        for message in messages:
-            link.copied(*message)
-
-        assert answers == []
-        assert link.pid == writer
-        os.kill(writer, signal.SIGCONT)
-        while not answers:
-            reactor.run_once(10.0)
-
-    assert answers == [SaveAnswered(messages[0][0].ticket, is_durable=True)]
-    assert CheckpointStore(tmp_path).steps() == (10,)

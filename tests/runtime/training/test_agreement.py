@@ -18,6 +18,7 @@ from simulation import (
     SimulatedAgent,
     SimulatedJob,
     TinyReplica,
+    undisturbed_end,
     wait_for_nothing,
 )
 
@@ -26,7 +27,6 @@ from holdfast.recovery.step import Decision, Effects
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Microbatch
-from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.timeline import Activity, changes_in
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.training.callback_host import Alone, Notes
@@ -42,11 +42,6 @@ USUAL = Effects(wants_stop=False, notes=b"n", state=b"s")
 FIRSTS = {"of": 0}
 
 
-@pytest.fixture(scope="module")
-def numerics() -> Numerics:
-    return Numerics.here(threads=1)
-
-
 @pytest.fixture(autouse=True)
 def _waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for_nothing(monkeypatch)
@@ -57,21 +52,17 @@ def alike(replica: TinyReplica, rank: int) -> RoundsCallbackHost:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, numerics: Numerics) -> Ending:
-    with pytest.MonkeyPatch.context() as patch:
-        wait_for_nothing(patch)
-        job = SimulatedJob(tmp_path_factory.mktemp("one") / "run", numerics)
-        (ending,) = job.launch(Launch(1, 1, 6, callback_host=alike))
-    assert ending is not None
-    return ending
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ending:
+    terms = Launch(1, 1, 6, callback_host=alike)
+    return undisturbed_end(tmp_path_factory.mktemp("one") / "run", terms)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rounds_end_with_the_same_bytes_through_deaths_and_relaunches(
-    tmp_path: Path, numerics: Numerics, undisturbed: Ending, seed: int
+    tmp_path: Path, undisturbed: Ending, seed: int
 ) -> None:
     dice = random.Random(seed)
-    job = SimulatedJob(tmp_path / "run", numerics)
+    job = SimulatedJob(tmp_path / "run")
     workers = dice.randint(2, 5)
     for attempt in range(4):
         deaths = {} if attempt == 3 else deaths_of(dice, workers)
@@ -93,9 +84,7 @@ def test_rounds_end_with_the_same_bytes_through_deaths_and_relaunches(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_workers_whose_dice_differ_have_the_first_ones_effects(
-    tmp_path: Path, numerics: Numerics, seed: int
-) -> None:
+def test_workers_whose_dice_differ_have_the_first_ones_effects(tmp_path: Path, seed: int) -> None:
     callback_hosts: dict[int, RoundsCallbackHost] = {}
 
     def dicing(replica: TinyReplica, rank: int) -> RoundsCallbackHost:
@@ -105,7 +94,7 @@ def test_workers_whose_dice_differ_have_the_first_ones_effects(
         return callback_hosts[rank]
 
     dice = random.Random(seed)
-    job = SimulatedJob(tmp_path / "run", numerics)
+    job = SimulatedJob(tmp_path / "run")
     deaths = deaths_of(dice, 3)
     endings = job.launch(Launch(4, 4, 6, seed=seed, deaths=deaths, callback_host=dicing))
 
@@ -125,7 +114,7 @@ def test_workers_whose_dice_differ_have_the_first_ones_effects(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_error_of_all_workers_ends_the_stage_at_one_state_whatever_dies(
-    tmp_path: Path, numerics: Numerics, seed: int
+    tmp_path: Path, seed: int
 ) -> None:
     callback_hosts: dict[int, RoundsCallbackHost] = {}
 
@@ -133,11 +122,9 @@ def test_error_of_all_workers_ends_the_stage_at_one_state_whatever_dies(
         callback_hosts[rank] = RoundsCallbackHost(replica, fails_in=FAILS_IN)
         return callback_hosts[rank]
 
-    (whole,) = SimulatedJob(tmp_path / "one", numerics).launch(
-        Launch(1, 1, 6, callback_host=failing)
-    )
+    (whole,) = SimulatedJob(tmp_path / "one").launch(Launch(1, 1, 6, callback_host=failing))
     dice = random.Random(seed)
-    job = SimulatedJob(tmp_path / "run", numerics)
+    job = SimulatedJob(tmp_path / "run")
     for deaths in (deaths_of(dice, 3), {}):  # the second launch comes to the error once more
         endings = job.launch(
             Launch(3, 3, 6, seed=seed, deaths=deaths, save_every=2, callback_host=failing)
@@ -153,9 +140,9 @@ def test_error_of_all_workers_ends_the_stage_at_one_state_whatever_dies(
 
 @pytest.mark.parametrize("mended_after", [1, 2], ids=["at once", "at a second start"])
 def test_script_that_is_mended_goes_on_as_if_there_had_been_no_error(
-    tmp_path: Path, numerics: Numerics, undisturbed: Ending, mended_after: int
+    tmp_path: Path, undisturbed: Ending, mended_after: int
 ) -> None:
-    job = SimulatedJob(tmp_path / "run", numerics)
+    job = SimulatedJob(tmp_path / "run")
     for _ in range(mended_after):
         failing = Launch(
             2,
@@ -173,13 +160,13 @@ def test_script_that_is_mended_goes_on_as_if_there_had_been_no_error(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_worker_that_raises_alone_is_gone_and_the_others_go_on(
-    tmp_path: Path, numerics: Numerics, undisturbed: Ending, seed: int
+    tmp_path: Path, undisturbed: Ending, seed: int
 ) -> None:
     def one_fails(replica: TinyReplica, rank: int) -> RoundsCallbackHost:
         return RoundsCallbackHost(replica, fails_in=FAILS_IN if rank == seed % 3 else None)
 
     terms = Launch(3, 3, 6, seed=seed, callback_host=one_fails, dies_of=ValueError)
-    endings = SimulatedJob(tmp_path / "run", numerics).launch(terms)
+    endings = SimulatedJob(tmp_path / "run").launch(terms)
 
     assert endings[seed % 3] is None
     assert {ending for ending in endings if ending is not None} == {undisturbed}
@@ -234,7 +221,7 @@ def test_nobody_counts_as_waiting_while_the_next_round_runs() -> None:
 
 
 def test_nobody_counts_as_waiting_while_graphs_are_traced_and_a_stage_ends(
-    tmp_path: Path, numerics: Numerics, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pages: list[WorkerStatus] = []
     waited: dict[str, set[bool]] = {"prepare": set(), "end": set()}
@@ -256,7 +243,7 @@ def test_nobody_counts_as_waiting_while_graphs_are_traced_and_a_stage_ends(
 
     monkeypatch.setattr(SimulatedAgent, "page", page)
     terms = Launch(1, 1, 6, callback_host=lambda own, rank: SlowEnd(own), replica=SlowReplica)
-    SimulatedJob(tmp_path / "run", numerics).launch(terms)
+    SimulatedJob(tmp_path / "run").launch(terms)
 
     assert waited == {"prepare": {False}, "end": {False}}
 

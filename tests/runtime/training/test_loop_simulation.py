@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +11,20 @@ import numpy as np
 import pytest
 from simulation import (
     EPOCHS,
-    FEATURES,
     KILL,
     SAMPLES,
     STEPS,
+    Drawn,
     Ending,
     Launch,
     LazyExecutor,
     SimulatedJob,
     TinyReplica,
     TurningReplica,
+    undisturbed_end,
     wait_for_nothing,
 )
 
-from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import EpochMetrics
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensors
@@ -36,7 +34,6 @@ from holdfast.recovery.world import Assignment, WorkerId, World, assign
 from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.data.source import forward
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.plan import SaveClock
 from holdfast.runtime.system.worker_status import RequestFlag
 
@@ -50,33 +47,21 @@ SIZES, PASSES = (9, 4, 10), 2
 UPDATES = PASSES * len(SIZES)
 
 
-@pytest.fixture(scope="module")
-def numerics() -> Numerics:
-    return Numerics.here(threads=1)
-
-
 @pytest.fixture(autouse=True)
 def _waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for_nothing(monkeypatch)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, numerics: Numerics) -> dict[int, Ending]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Ending]:
     """How one worker that nothing happens to ends, by the number of microbatches."""
-    endings: dict[int, Ending] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        wait_for_nothing(patch)
-        for microbatches in range(1, 14):
-            job = SimulatedJob(tmp_path_factory.mktemp("one") / "run", numerics)
-            (ending,) = job.launch(Launch(1, 1, microbatches))
-            assert ending is not None
-            endings[microbatches] = ending
-    return endings
+    folder = tmp_path_factory.mktemp("one")
+    return {m: undisturbed_end(folder / f"run-{m}", Launch(1, 1, m)) for m in range(1, 14)}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_that_begin_with_the_same_weights_load_nothing(
-    tmp_path: Path, numerics: Numerics, workers: int
+    tmp_path: Path, workers: int
 ) -> None:
     """To copy and to load their own weights would make the first step of a large model late."""
     loaded: list[str] = []
@@ -86,7 +71,7 @@ def test_workers_that_begin_with_the_same_weights_load_nothing(
             loaded.extend(state)
             super().load(state)
 
-    job = SimulatedJob(tmp_path / "run", numerics)
+    job = SimulatedJob(tmp_path / "run")
 
     endings = job.launch(Launch(workers, workers, 4, replica=Counting))
 
@@ -94,29 +79,11 @@ def test_workers_that_begin_with_the_same_weights_load_nothing(
     assert not loaded
 
 
-def test_file_system_that_guarantees_less_is_told_of_once(
-    tmp_path: Path, numerics: Numerics, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: FileSystem, path: Path) -> None:
-        raise OSError(errno.EINVAL, "directories are not synced here")
-
-    monkeypatch.setattr(FileSystem, "fsync_directory", refuse)
-    job = SimulatedJob(tmp_path / "run", numerics)
-
-    (ending,) = job.launch(Launch(1, 1, 2))
-
-    assert ending is not None
-    assert ending.is_complete
-    assert len(job.journal("checkpoint")) > 1
-    (told,) = job.journal("storage_downgrade")
-    assert "a power cut may lose names" in told["reason"]
-
-
 @pytest.mark.parametrize("workers", [2, 3, 5, 8])
 def test_number_of_workers_changes_no_bit(
-    tmp_path: Path, numerics: Numerics, undisturbed: dict[int, Ending], workers: int
+    tmp_path: Path, undisturbed: dict[int, Ending], workers: int
 ) -> None:
-    job = SimulatedJob(tmp_path / "run", numerics)
+    job = SimulatedJob(tmp_path / "run")
 
     endings = job.launch(Launch(workers, workers, microbatches=6, seed=workers))
 
@@ -126,13 +93,13 @@ def test_number_of_workers_changes_no_bit(
 @pytest.mark.parametrize("site", list(Site), ids=lambda site: site.value)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_death_at_each_site_of_each_step(
-    tmp_path: Path, numerics: Numerics, undisturbed: dict[int, Ending], site: Site, workers: int
+    tmp_path: Path, undisturbed: dict[int, Ending], site: Site, workers: int
 ) -> None:
     for step in range(1, STEPS + 1):
         faults = [Fault(KILL, WorkerId(0), step, site)]
         if site is Site.REPAIR:  # somebody has to die first
             faults.append(Fault(KILL, WorkerId(1), step, Site.COMPUTE))
-        job = SimulatedJob(tmp_path / f"step-{step}", numerics)
+        job = SimulatedJob(tmp_path / f"step-{step}")
 
         endings = job.launch(Launch(workers, workers, 5, seed=step, faults=tuple(faults)))
 
@@ -162,19 +129,18 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_random_deaths_change_no_bit(
-    tmp_path: Path, numerics: Numerics, undisturbed: dict[int, Ending], path: str, batch: int
+    tmp_path: Path, undisturbed: dict[int, Ending], path: str, batch: int
 ) -> None:
     for number in range(SEEDS_IN_A_BATCH):
         seed = 1000 * PATHS.index(path) + batch * SEEDS_IN_A_BATCH + number
         print("seed", seed)
         hosts = "aab" if path in ("hosts", "gathered") else ""
-        job = SimulatedJob(tmp_path / f"seed-{seed}", numerics, hosts=hosts)
+        job = SimulatedJob(tmp_path / f"seed-{seed}", hosts=hosts)
         play(job, seed, undisturbed)
 
 
 def test_clocks_that_differ_change_no_bit(
     tmp_path: Path,
-    numerics: Numerics,
     undisturbed: dict[int, Ending],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -183,7 +149,7 @@ def test_clocks_that_differ_change_no_bit(
     monkeypatch.setattr(SaveClock, "is_due", lambda clock, now: dice.random() < 0.4)
     for seed in range(SEEDS_IN_A_BATCH):
         print("seed", seed)
-        job = SimulatedJob(tmp_path / f"seed-{seed}", numerics)
+        job = SimulatedJob(tmp_path / f"seed-{seed}")
         deaths = _random_deaths(dice, 4)
         deaths.pop(max(deaths, default=0), None)  # one lives to tell
 
@@ -208,12 +174,11 @@ def test_clocks_that_differ_change_no_bit(
 )
 def test_checkpoints_that_are_kept(
     tmp_path: Path,
-    numerics: Numerics,
     monkeypatch: pytest.MonkeyPatch,
     wishes: tuple[int | str, tuple[str, str] | None],
     kept: tuple[int, ...],
 ) -> None:
-    job = SimulatedJob(tmp_path / "run", numerics)
+    job = SimulatedJob(tmp_path / "run")
     monkeypatch.setattr(LazyExecutor, "patience", (0,))
 
     save_every, keep_best = wishes
@@ -230,11 +195,11 @@ def test_checkpoints_that_are_kept(
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("site", [Site.SAVE, Site.COMPUTE, Site.REDUCE])
 def test_death_beside_the_save_of_an_epochs_end_does_not_move_it_to_the_next_step(
-    tmp_path: Path, numerics: Numerics, undisturbed: dict[int, Ending], site: Site, victim: int
+    tmp_path: Path, undisturbed: dict[int, Ending], site: Site, victim: int
 ) -> None:
     """Only a checkpoint of that very step can be the best; the survivors still have its state."""
     end = STEPS // EPOCHS
-    job = SimulatedJob(tmp_path / "run", numerics)
+    job = SimulatedJob(tmp_path / "run")
     step = end if site is Site.SAVE else end + 1
     faults = (Fault(KILL, WorkerId(victim), step, site),)
 
@@ -249,10 +214,8 @@ def test_death_beside_the_save_of_an_epochs_end_does_not_move_it_to_the_next_ste
     assert [record["step"] for record in job.journal("checkpoint")] == [end, STEPS]
 
 
-def test_plan_that_was_cut_short_is_carried_out_when_the_run_goes_on(
-    tmp_path: Path, numerics: Numerics
-) -> None:
-    job = SimulatedJob(tmp_path / "run", numerics)
+def test_plan_that_was_cut_short_is_carried_out_when_the_run_goes_on(tmp_path: Path) -> None:
+    job = SimulatedJob(tmp_path / "run")
     stop = Launch(1, 1, 2, save_every=1, asks=RequestFlag.STOP, asks_at_step=3)
     job.launch(stop)
     store = CheckpointStore(tmp_path / "run")
@@ -313,7 +276,6 @@ def _assert_exact(job: SimulatedJob, seed: int) -> None:
 
 def test_survivors_own_microbatches_like_a_fresh_world_from_the_next_step_on(
     tmp_path: Path,
-    numerics: Numerics,
     undisturbed: dict[int, Ending],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -327,7 +289,7 @@ def test_survivors_own_microbatches_like_a_fresh_world_from_the_next_step_on(
     monkeypatch.setattr("holdfast.runtime.exchange.sums.plan_reduction", plan)
     victims = {0: 1, 1: 1, 4: 1, 5: 2, 6: 2, 7: 2}
     faults = tuple(Fault(KILL, WorkerId(w), step, Site.VOTE) for w, step in victims.items())
-    job = SimulatedJob(tmp_path / "run", numerics)
+    job = SimulatedJob(tmp_path / "run")
 
     endings = job.launch(Launch(8, 8, microbatches=13, seed=3, faults=faults))
 
@@ -340,58 +302,28 @@ def test_survivors_own_microbatches_like_a_fresh_world_from_the_next_step_on(
     assert first_of_last != assign(13, last)  # so that only orphans were computed again
 
 
-class Drawn:
-    """Batches of several sizes, drawn from a seed of their pass, and from ``also``."""
-
-    name, advice, is_endless = "the test's pipeline", "leave it alone", False
-    repeats = False
-    batches: int | None = len(SIZES)
-
-    def __init__(self, also: int = 0) -> None:
-        self._also = also
-
-    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
-        return 0, self._pass(number)
-
-    def leave(self, number: int, start: int) -> None: ...
-
-    def array(self, leaf: Any) -> Any:
-        return np.asarray(leaf)
-
-    def _pass(self, number: int) -> Iterator[Any]:
-        dice = np.random.default_rng([number, self._also])
-        for size in SIZES:
-            x = dice.normal(size=(size, FEATURES)).astype(np.float32)
-            yield x, x.sum(axis=1).astype(np.float32)
-
-
 def by_passes() -> tuple[Feed, Feed]:
-    return Feed(Drawn(), len(SIZES)), Feed(Drawn(), len(SIZES), is_validation=True)
+    return Feed(Drawn(SIZES), len(SIZES)), Feed(Drawn(SIZES), len(SIZES), is_validation=True)
 
 
 def only_read_on() -> tuple[Feed, Feed]:
-    return Feed(forward(Drawn()), len(SIZES)), Feed(
-        forward(Drawn()), len(SIZES), is_validation=True
-    )
+    training, validation = forward(Drawn(SIZES)), forward(Drawn(SIZES))
+    return Feed(training, len(SIZES)), Feed(validation, len(SIZES), is_validation=True)
 
 
 @pytest.fixture(scope="module")
-def undisturbed_batches(tmp_path_factory: pytest.TempPathFactory, numerics: Numerics) -> Ending:
-    with pytest.MonkeyPatch.context() as patch:
-        wait_for_nothing(patch)
-        job = SimulatedJob(tmp_path_factory.mktemp("one") / "run", numerics, by_passes)
-        (ending,) = job.launch(Launch(1, 1, 5))
-    assert ending is not None
-    assert (ending.step, ending.is_complete) == (UPDATES, True)
+def undisturbed_batches(tmp_path_factory: pytest.TempPathFactory) -> Ending:
+    ending = undisturbed_end(tmp_path_factory.mktemp("one") / "run", Launch(1, 1, 5), by_passes)
+    assert ending.step == UPDATES
     return ending
 
 
 @pytest.mark.parametrize("supply", [by_passes, only_read_on])
 @pytest.mark.parametrize("workers", [2, 5])
 def test_number_of_readers_of_a_pipeline_changes_no_bit(
-    tmp_path: Path, numerics: Numerics, undisturbed_batches: Ending, workers: int, supply: Any
+    tmp_path: Path, undisturbed_batches: Ending, workers: int, supply: Any
 ) -> None:
-    job = SimulatedJob(tmp_path / "run", numerics, supply)
+    job = SimulatedJob(tmp_path / "run", supply)
 
     assert job.launch(Launch(workers, workers, 5, seed=workers)) == [undisturbed_batches] * workers
 
@@ -399,10 +331,10 @@ def test_number_of_readers_of_a_pipeline_changes_no_bit(
 @pytest.mark.parametrize("supply", [by_passes, only_read_on])
 @pytest.mark.parametrize("site", [Site.COMPUTE, Site.REDUCE, Site.APPLY, Site.SAVE])
 def test_death_of_the_reader_at_each_step_changes_no_bit(
-    tmp_path: Path, numerics: Numerics, undisturbed_batches: Ending, site: Site, supply: Any
+    tmp_path: Path, undisturbed_batches: Ending, site: Site, supply: Any
 ) -> None:
     for step in range(1, UPDATES + 1):
-        job = SimulatedJob(tmp_path / f"step-{step}", numerics, supply)
+        job = SimulatedJob(tmp_path / f"step-{step}", supply)
         faults = (Fault(KILL, WorkerId(0), step, site),)
 
         endings = job.launch(Launch(3, 3, 5, seed=step, faults=faults))
@@ -414,12 +346,12 @@ def test_death_of_the_reader_at_each_step_changes_no_bit(
 
 @pytest.mark.parametrize("supply", [by_passes, only_read_on])
 def test_deaths_at_any_moment_and_a_relaunch_change_no_bit(
-    tmp_path: Path, numerics: Numerics, undisturbed_batches: Ending, supply: Any
+    tmp_path: Path, undisturbed_batches: Ending, supply: Any
 ) -> None:
     """The moments are those of the fake communicator: within a broadcast, a vote, a repair."""
     for seed in range(24):
         print("seed", seed)
-        job = SimulatedJob(tmp_path / f"seed-{seed}", numerics, supply)
+        job = SimulatedJob(tmp_path / f"seed-{seed}", supply)
         dice = np.random.default_rng(seed)
         deaths = {rank: int(dice.integers(10, 260)) for rank in range(int(dice.integers(1, 4)))}
         endings = job.launch(Launch(3, 3, 5, seed=seed, deaths=deaths))
@@ -430,41 +362,31 @@ def test_deaths_at_any_moment_and_a_relaunch_change_no_bit(
         assert alive
 
 
-def test_relaunch_on_a_pipeline_that_has_changed_is_refused(
-    tmp_path: Path, numerics: Numerics
-) -> None:
-    def changed() -> tuple[Feed, None]:
-        return Feed(Drawn(also=1), len(SIZES)), None
-
-    def as_it_was() -> tuple[Feed, None]:
-        return Feed(Drawn(), len(SIZES)), None
+def test_relaunch_on_a_pipeline_that_has_changed_is_refused(tmp_path: Path) -> None:
+    def supply(also: int) -> tuple[Feed, None]:
+        return Feed(Drawn(SIZES, also), len(SIZES)), None
 
     faults = tuple(Fault(KILL, WorkerId(worker), 6, Site.COMPUTE) for worker in (0, 1))
-    job = SimulatedJob(tmp_path / "run", numerics, as_it_was)
+    job = SimulatedJob(tmp_path / "run", lambda: supply(0))
     job.launch(Launch(2, 2, 5, seed=2, faults=faults, save_every=1))
     newest = job.journal("checkpoint")[-1]["step"]
     assert newest % len(SIZES)  # in the middle of a pass
 
     with pytest.raises(ProgramError, match=r"other samples when it was read again, .* of pass"):
-        SimulatedJob(tmp_path / "run", numerics, changed).launch(Launch(1, 1, 5))
+        SimulatedJob(tmp_path / "run", lambda: supply(1)).launch(Launch(1, 1, 5))
 
 
 @pytest.fixture(scope="module")
-def undisturbed_turns(tmp_path_factory: pytest.TempPathFactory, numerics: Numerics) -> Ending:
-    with pytest.MonkeyPatch.context() as patch:
-        wait_for_nothing(patch)
-        job = SimulatedJob(tmp_path_factory.mktemp("one") / "run", numerics)
-        (ending,) = job.launch(Launch(1, 1, 5, replica=TurningReplica))
-    assert ending is not None
-    assert (ending.step, ending.is_complete) == (STEPS, True)
-    return ending
+def undisturbed_turns(tmp_path_factory: pytest.TempPathFactory) -> Ending:
+    terms = Launch(1, 1, 5, replica=TurningReplica)
+    return undisturbed_end(tmp_path_factory.mktemp("one") / "run", terms)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
 def test_number_of_workers_changes_no_bit_of_two_turns(
-    tmp_path: Path, numerics: Numerics, undisturbed_turns: Ending, workers: int
+    tmp_path: Path, undisturbed_turns: Ending, workers: int
 ) -> None:
-    job = SimulatedJob(tmp_path / "run", numerics)
+    job = SimulatedJob(tmp_path / "run")
 
     endings = job.launch(Launch(workers, workers, 5, seed=workers, replica=TurningReplica))
 
@@ -473,11 +395,9 @@ def test_number_of_workers_changes_no_bit_of_two_turns(
 
 
 @pytest.mark.parametrize("moment", range(20, 220, 9))
-def test_death_at_any_moment(
-    tmp_path: Path, numerics: Numerics, undisturbed_turns: Ending, moment: int
-) -> None:
+def test_death_at_any_moment(tmp_path: Path, undisturbed_turns: Ending, moment: int) -> None:
     """Also between two turns: a worker that lacks the first one gets it from another."""
-    job = SimulatedJob(tmp_path / "run", numerics)
+    job = SimulatedJob(tmp_path / "run")
     terms = Launch(3, 3, 5, seed=moment, deaths={moment % 3: moment}, replica=TurningReplica)
 
     alive = [ending for ending in job.launch(terms) if ending is not None]
@@ -486,10 +406,8 @@ def test_death_at_any_moment(
     assert alive == [undisturbed_turns] * len(alive)
 
 
-def test_resume_goes_on_from_a_whole_step(
-    tmp_path: Path, numerics: Numerics, undisturbed_turns: Ending
-) -> None:
-    job = SimulatedJob(tmp_path / "run", numerics)
+def test_resume_goes_on_from_a_whole_step(tmp_path: Path, undisturbed_turns: Ending) -> None:
+    job = SimulatedJob(tmp_path / "run")
     faults = tuple(Fault(KILL, WorkerId(worker), 4, Site.REDUCE) for worker in range(2))
 
     assert job.launch(Launch(2, 2, 5, faults=faults, replica=TurningReplica)) == [None, None]
@@ -498,10 +416,8 @@ def test_resume_goes_on_from_a_whole_step(
     assert endings == [undisturbed_turns] * 3
 
 
-def test_stop_comes_between_two_steps(
-    tmp_path: Path, numerics: Numerics, undisturbed_turns: Ending
-) -> None:
-    job = SimulatedJob(tmp_path / "run", numerics)
+def test_stop_comes_between_two_steps(tmp_path: Path, undisturbed_turns: Ending) -> None:
+    job = SimulatedJob(tmp_path / "run")
     asked = Launch(2, 2, 5, asks=RequestFlag.STOP, asks_at_step=3, replica=TurningReplica)
 
     stopped = job.launch(asked)

@@ -16,6 +16,7 @@ from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.order import SampleOrder
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.training.callback_host import Alone
+from holdfast.runtime.training.consistency import Mine
 from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.restoring import JobRestore
 from holdfast.runtime.training.training_job import Stage
@@ -169,8 +170,8 @@ def test_checkpoint_of_another_training_is_not_rejected(run: Run) -> None:
     train(run, FIRST, 10)
     context = run.context()
 
-    restore = JobRestore(context, run.job, TrainingState(Weights(0.0), Alone()))
-    restored = restore.run(context.communicator, Cursor.start(1))
+    mine = Mine(context, run.job, TrainingState(Weights(0.0), Alone()), Cursor.start(1))
+    restored = JobRestore(mine, context.communicator).run()
 
     assert restored is not None
     assert (restored.manifest.step, context.rejected) == (10, set())

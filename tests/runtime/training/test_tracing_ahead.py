@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 from configs import worker_config
-from simulation import FEATURES, TinyReplica, data
+from simulation import FEATURES, Drawn, TinyReplica, data
 
 from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.data.samples import ArrayData, Data, SampleIds, Samples
@@ -37,21 +34,6 @@ class Preparing(TinyReplica):
 
     def prepare(self, batch: Microbatch) -> None:
         self.sizes.append(batch.samples)
-
-
-class Batches:
-    """A pipeline of one pass, whose second batch has another size."""
-
-    name, advice, is_endless, repeats = "the test's pipeline", "leave it alone", False, False
-    batches: int | None = 2
-
-    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
-        return 0, ((np.ones((size, FEATURES)), np.ones(size)) for size in (9, 30))
-
-    def leave(self, number: int, start: int) -> None: ...
-
-    def array(self, leaf: Any) -> Any:
-        return np.asarray(leaf)
 
 
 def job(
@@ -96,7 +78,7 @@ def test_one_shape_is_prepared_at_a_time_and_only_its_samples_are_read() -> None
 
 def test_pipeline_is_prepared_for_by_its_first_batch() -> None:
     replica = Preparing()
-    preparation = Preparation(replica, job(Feed(Batches(), 2)))
+    preparation = Preparation(replica, job(Feed(Drawn((9, 30)), 2)))
 
     for _ in range(12):
         preparation.prepare_next()

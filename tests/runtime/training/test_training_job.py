@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from configs import worker_config
-from simulation import FEATURES, TinyReplica, data
+from simulation import Drawn, TinyReplica, data
 
 from holdfast.checkpoint.retention import Best, Retention, Wanted
 from holdfast.recovery.ledger import Cursor, Ledger, fingerprint
@@ -41,24 +40,6 @@ SHUFFLED = {"seed": 5, "microbatches": 2, "samples": 23, "global batch": 9}
 SCRIPTS, USERS = Path("/script.npz"), Path("/user.npz")
 
 
-class Pipeline:
-    """Batches of 7 samples."""
-
-    name, advice, is_endless = "the test's pipeline", "leave it alone", False
-    batches: int | None = 4
-
-    def __init__(self, *, repeats: bool = False) -> None:
-        self.repeats = repeats
-
-    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
-        return 0, ((np.full((7, FEATURES), n), np.arange(7)) for n in range(4))
-
-    def leave(self, number: int, start: int) -> None: ...
-
-    def array(self, leaf: Any) -> Any:
-        return np.asarray(leaf)
-
-
 class Bare(Data):
     """So many samples, which tell nothing else of themselves."""
 
@@ -73,7 +54,9 @@ class Bare(Data):
 
 
 def feed(*, repeats: bool = False) -> Feed:
-    return Feed(Pipeline(repeats=repeats), 3)
+    source = Drawn([7] * 4)
+    source.repeats = repeats
+    return Feed(source, 3)
 
 
 def job(
@@ -133,7 +116,7 @@ def test_model_is_built_with_the_first_samples() -> None:
 
     ids = SampleOrder(5, 23, 9, 2).microbatch(0, 0)
     assert of_arrays.y.tolist() == data(23).read(ids)[1].tolist()
-    assert of_feed.y.tolist() == [0, 1, 2, 3]
+    assert of_feed.y.tolist() == next(Drawn([7]).passing(0))[1][:4].tolist()
 
 
 @pytest.mark.parametrize(("places", "covers"), [(range(20), True), (range(1, 21), False)])

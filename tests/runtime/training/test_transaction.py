@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from local_communicator import LocalCommunicator
-from simulation import FEATURES, TinyReplica, Watching, data
+from simulation import FEATURES, Drawn, TinyReplica, Watching, data
 
 from holdfast.recovery.event import WorkInHand
 from holdfast.recovery.ledger import LANES, Cursor, Ledger, fingerprint, fingerprint_of_run
@@ -231,31 +231,6 @@ def test_total_without_a_whole_number_of_samples_is_refused_in_words(
         transaction.split(np.full(FLOATS + LANES, 0.5, np.float32))
 
 
-class Drawn:
-    """Passes of batches of several sizes, drawn from the number of their pass."""
-
-    name, advice, is_endless, repeats = "the test's pipeline", "leave it alone", False, False
-    batches: int | None = len(SIZES)
-
-    def __init__(self) -> None:
-        self.opened: list[int] = []
-
-    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
-        self.opened.append(number)
-        return 0, self.passing(number)
-
-    def leave(self, number: int, start: int) -> None: ...
-
-    def array(self, batch_leaf: Any) -> Any:
-        return np.asarray(batch_leaf)
-
-    def passing(self, number: int) -> Iterator[Any]:
-        dice = np.random.default_rng(number)
-        for size in SIZES:
-            x = dice.normal(size=(size, FEATURES)).astype(np.float32)
-            yield x, x.sum(axis=1).astype(np.float32)
-
-
 @pytest.fixture
 def watching(page: WorkerStatus) -> Watching:
     return Watching(page)
@@ -267,7 +242,7 @@ class DrawnByRows(Drawn):
     fingerprint = "of these passes"
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(SIZES)
         self.rows = self
         self.shares: list[tuple[int, list[tuple[int, int]]]] = []
 
@@ -283,13 +258,13 @@ def batch_training(
 ) -> BatchLeaves:
     plan = WorkPlan(len(SIZES), 2, has_validation=False, save_every=None, begin=begin)
     order = BatchOrder(7, len(SIZES), parts)
-    return BatchLeaves(watching, Feed(source or Drawn(), 3), order, plan, page)
+    return BatchLeaves(watching, Feed(source or Drawn(SIZES), 3), order, plan, page)
 
 
 def batch_validation(
     page: WorkerStatus, watching: Watching, parts: int = THREE, source: Drawn | None = None
 ) -> BatchValidationLeaves:
-    feed = Feed(source or Drawn(), len(SIZES), is_validation=True)
+    feed = Feed(source or Drawn(SIZES), len(SIZES), is_validation=True)
     return BatchValidationLeaves(watching, feed, BatchOrder(7, len(SIZES), parts), page)
 
 
@@ -313,7 +288,7 @@ def cursors(begin: int = 0) -> list[Cursor]:
 def test_leaf_is_what_the_replica_makes_of_its_part_of_the_batch(
     page: WorkerStatus, watching: Watching
 ) -> None:
-    _, (x, y), _ = Drawn().passing(0)
+    _, (x, y), _ = Drawn(SIZES).passing(0)
     expected = np.empty(FEATURES + 1, np.float32)
     seed = BatchOrder(7, len(SIZES), THREE).microbatch_seed(1, 2)
     TinyReplica().contribute(Microbatch(x[3:4], y[3:4], seed), expected)
@@ -355,7 +330,7 @@ def test_leaf_of_a_validated_pipeline_adds_up_its_part_of_every_batch(
 ) -> None:
     maker = batch_validation(page, watching)
     expected = np.zeros(1, np.float32)
-    for (x, y), rows in zip(Drawn().passing(0), [(3, 6), (2, 3), (4, 7)], strict=True):
+    for (x, y), rows in zip(Drawn(SIZES).passing(0), [(3, 6), (2, 3), (4, 7)], strict=True):
         one = np.empty(1, np.float32)
         TinyReplica().evaluate(Microbatch(x[slice(*rows)], y[slice(*rows)], 0), one)
         expected += one

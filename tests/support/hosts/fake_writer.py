@@ -14,6 +14,7 @@ from holdfast.runtime.saving.save_messages import (
     PartCopied,
     PlanSaves,
     SaveAnswered,
+    SaveCopied,
     SaveTicket,
     Settle,
     Settled,
@@ -34,7 +35,6 @@ class FakeWriter:
     def __init__(self, fd: int) -> None:
         self.channel = Channel.adopt(fd)
         self.pid = 0
-        self.saves: dict[int, set[int]] = {}
         self.held: dict[int, int] = {}
         """The step of each complete save."""
         self.plans: list[bool] = []
@@ -46,8 +46,10 @@ class FakeWriter:
             return
         for line in self.channel.drain():
             match message := _MESSAGES.decode(line):
-                case PartCopied():
-                    self._copied(message)
+                case SaveCopied(ticket, _, was_durable):
+                    self.held[ticket.attempt] = ticket.step
+                    if was_durable is None:
+                        self.channel.post(to_message(SaveAnswered(ticket, is_durable=True)))
                 case PlanSaves():
                     self.plans.append(message.has_maintenance)
                     for fd in line[FDS]:
@@ -55,15 +57,6 @@ class FakeWriter:
                 case Settle():
                     step = self.held[max(self.held)] if self.held else None
                     self.channel.post(to_message(Settled(step)))
-
-    def _copied(self, message: PartCopied) -> None:
-        ticket = message.ticket
-        parts = self.saves.setdefault(ticket.attempt, set())
-        parts.add(message.part)
-        if len(parts) == PARTS:
-            self.held[ticket.attempt] = ticket.step
-            if message.was_durable is None:
-                self.channel.post(to_message(SaveAnswered(ticket, is_durable=True)))
 
     def kill(self) -> None:
         """Die, as far as the agent can see it."""
@@ -99,10 +92,14 @@ class AgentOfFakes:
         elif isinstance(told, Settled):
             self.settled.append(told.step)
 
-    def copied(self, attempt: int, part: int) -> None:
+    def copied(self, attempt: int, part: int, generation: int = 1) -> None:
         """Tell that a part of a save was copied."""
-        ticket = SaveTicket(1, 1, 10 * attempt, attempt, PARTS, 0.0, attempt % 2, "L")
+        ticket = SaveTicket(1, generation, 10 * attempt, attempt, PARTS, 0.0, attempt % 2, "L")
         self.link.copied(PartCopied(ticket, part, ""), ())
+
+    def plan(self, generation: int) -> None:
+        """Tell the plan of a world."""
+        self.link.plan(PlanSaves(generation), (os.memfd_create("test", os.MFD_CLOEXEC),))
 
     def progress(self, nbytes: int) -> None:
         """Let the writer tell how many bytes are being written."""

@@ -20,9 +20,9 @@ from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.saving.committer import HeldSave, Parts
+from holdfast.runtime.saving.committer import HeldSave
 from holdfast.runtime.saving.plan import SavePlan, SaveRequest, SaveTerms
-from holdfast.runtime.saving.save_messages import PartCopied, SaveTicket, UseMemory
+from holdfast.runtime.saving.save_messages import PartCopied, SaveCopied, SaveTicket, UseMemory
 from holdfast.runtime.system.own_process import sealed_memory
 
 RUN = "run"
@@ -75,6 +75,13 @@ class Copied:
         return self.message, () if self.content is None else (memory_of(self.content),)
 
 
+def whole(copied: Sequence[Copied]) -> tuple[SaveCopied, bytes]:
+    """Return what an agent tells its writer once all parts of a save are there, and the cursor."""
+    digests = frozenset(part.message.digest for part in copied)
+    (cursor,) = (part.content for part in copied if part.content is not None)
+    return SaveCopied(copied[0].message.ticket, digests), cursor
+
+
 def memory_of(content: bytes) -> int:
     """Return the descriptor of memory with this content."""
     fd = os.memfd_create("holdfast-message", os.MFD_CLOEXEC)
@@ -92,7 +99,7 @@ class Workers:
         launch: int = LAUNCH,
         state: Callable[[int], Tensors] = state_of,
     ) -> None:
-        begin_run(plan.run_dir, plan.run_id)
+        begin_run(plan.config.options.run_dir, plan.config.record.run_id)
         self.plan = plan
         self.launch = launch
         self._state_of = state
@@ -135,10 +142,9 @@ class Workers:
     def held(self, step: int = STEP, attempt: int = 1) -> HeldSave:
         """Copy a save, and return it as the process that commits holds it."""
         ticket = self.ticket(step, attempt)
-        copied = self.copy_all(ticket)
-        digests = {part: found.message.digest for part, found in enumerate(copied)}
-        parts = Parts(ticket, digests, {"epoch": step})
-        return HeldSave.of(self.plan, self.image_map, parts, self.buffers[ticket.buffer])
+        copied, _ = whole(self.copy_all(ticket))
+        memory = self.buffers[ticket.buffer]
+        return HeldSave.of(self.plan, self.image_map, copied, {"epoch": step}, memory)
 
     def flip_a_bit(self, attempt: int, shard: int = 0, offset: int = 5000) -> None:
         """Change one bit of a shard's image."""

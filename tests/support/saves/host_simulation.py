@@ -7,6 +7,7 @@ each message the host waits until the writer is idle, so a seed is one order of 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -27,6 +28,7 @@ from simulation import PromptExecutor
 from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.runtime.saving import writer_link
 from holdfast.runtime.saving.save_messages import (
+    OfWriter,
     PlanSaves,
     SaveAnswered,
     SaveTicket,
@@ -35,7 +37,7 @@ from holdfast.runtime.saving.save_messages import (
 )
 from holdfast.runtime.saving.writer import HostWriter
 from holdfast.runtime.saving.writer_link import WriterLink
-from holdfast.runtime.system.channel import Channel, Message
+from holdfast.runtime.system.channel import Channel, Message, to_message
 from holdfast.runtime.system.codec import encode
 
 _CHANGES = frozenset(
@@ -349,3 +351,9 @@ class _Report(StrikeResult):
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
+        self._channel = channel
+
+    def send(self, message: OfWriter) -> None:
+        """Send an answer to a save, or to a settle."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.send(to_message(message))

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from host_saves import LAUNCH, Copied, Workers
+from host_saves import LAUNCH, Copied, Workers, whole
 
 from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.runtime.run.events import Notice
@@ -17,9 +17,9 @@ from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.save_messages import (
     DiskMoved,
     OfWriter,
-    PartCopied,
     PlanSaves,
     SaveAnswered,
+    SaveCopied,
     Settle,
     Settled,
 )
@@ -69,9 +69,8 @@ class RunningWriter:
         self._send(PlanSaves(generation, **fields), encode(plan))
 
     def tell(self, *copied: Copied) -> None:
-        """Tell that parts were copied."""
-        for part in copied:
-            self._send(part.message, part.content)
+        """Tell that all parts of a save were copied."""
+        self._send(*whole(copied))
 
     def save(self, workers: Workers, step: int, attempt: int, generation: int = 0) -> SaveAnswered:
         """Save the state of a step; return the answer."""
@@ -125,10 +124,7 @@ class RunningWriter:
             case _:
                 self._answers.append(answer)
 
-    def _send(self, message: PlanSaves | PartCopied, content: bytes | None) -> None:
-        if content is None:
-            self.channel.send(to_message(message))
-            return
+    def _send(self, message: PlanSaves | SaveCopied, content: bytes) -> None:
         fd = os.memfd_create("holdfast-test")
         try:
             os.write(fd, content)

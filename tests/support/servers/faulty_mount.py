@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -72,6 +73,15 @@ class FaultyMount:
             yield
         finally:
             self.set()
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Let the server stand still as a whole within the block: it takes no call."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def wait_struck(self, index: int = 0, count: int = 1) -> None:
         """Wait until the rule of this index has struck so often.

@@ -13,7 +13,7 @@ import mmap
 import os
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +39,7 @@ from holdfast.runtime.run.checkpoint_events import CheckpointFailed
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.saving.committer import Committer, HeldSave, Parts
+from holdfast.runtime.saving.committer import Committer, HeldSave
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.save_memory import BUFFERS
 from holdfast.runtime.saving.save_messages import (
@@ -47,8 +47,11 @@ from holdfast.runtime.saving.save_messages import (
     OfWorker,
     PartCopied,
     PlanSaves,
+    SaveCopied,
     SaveTicket,
+    UseMemory,
 )
+from holdfast.runtime.saving.writer_link import WriterReplay
 from holdfast.runtime.system.channel import FDS, MessageKinds
 from holdfast.runtime.system.codec import decode
 from holdfast.runtime.system.own_process import sealed_memory
@@ -67,6 +70,7 @@ _Result = TypeVar("_Result")
 
 FEATURES, SAMPLES, BATCH, EPOCHS = 37, 23, 9, 2
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
+NUMERICS = Numerics.here(threads=1)
 
 
 class TinyReplica:
@@ -183,6 +187,31 @@ def data(samples: int = SAMPLES) -> ArrayData:
     return ArrayData(x, x.sum(axis=1).astype(np.float32))
 
 
+class Drawn:
+    """A pipeline of batches of these sizes, drawn from the number of their pass and ``also``."""
+
+    name, advice, is_endless = "the test's pipeline", "leave it alone", False
+    repeats = False
+
+    def __init__(self, sizes: Sequence[int], also: int = 0) -> None:
+        self.batches: int | None = len(sizes)
+        self._sizes, self._also = sizes, also
+
+    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
+        return 0, self.passing(number)
+
+    def leave(self, number: int, start: int) -> None: ...
+
+    def array(self, leaf: Any) -> Any:
+        return np.asarray(leaf)
+
+    def passing(self, number: int) -> Iterator[Any]:
+        dice = np.random.default_rng([number, self._also])
+        for size in self._sizes:
+            x = dice.normal(size=(size, FEATURES)).astype(np.float32)
+            yield x, x.sum(axis=1).astype(np.float32)
+
+
 Supply: TypeAlias = Callable[[], tuple[ArrayData | Feed, ArrayData | Feed | None]]
 """Makes what each worker of a launch trains on and validates with."""
 
@@ -252,16 +281,16 @@ class LazyExecutor:
 class SimulatedAgent:
     """The agent of all workers of a launch, with a committer that is as slow as the dice say."""
 
-    def __init__(self, run_dir: Path, run_id: str, worlds: OneWorld) -> None:
+    def __init__(self, run_dir: Path, run_id: str, launch: int, worlds: OneWorld) -> None:
         self._journal = Journal(RunDirectory(run_dir).journal_path, run_id=run_id, source="agent")
-        self._worlds = worlds
+        self._launch, self._worlds = launch, worlds
         self._lock = threading.RLock()
         self._writer = LazyExecutor()
         self._pages: list[WorkerStatus] = []
         self._memories: dict[object, list[int]] = {}
         self._plan: SavePlan | None = None
         self._committer: Committer | None = None
-        self._parts: Parts | None = None
+        self._told = WriterReplay()
 
     def page(self) -> WorkerStatus:
         """Return the status of one more worker."""
@@ -286,22 +315,22 @@ class SimulatedAgent:
         asked = _OF_SAVES.decode(question)
         assert isinstance(asked, AskMemory)
         with self._lock:
-            found = self._memories.setdefault(asked.layout, [])
-            while len(found) < BUFFERS:
-                found.append(sealed_memory("holdfast-save", asked.size))
-            return {FDS: [os.dup(fd) for fd in found]}
+            if asked.layout not in self._memories:
+                self._told.memory(UseMemory(self._launch, asked.layout), ())
+                made = [sealed_memory("holdfast-save", asked.size) for _ in range(BUFFERS)]
+                self._memories[asked.layout] = made
+            return {FDS: [os.dup(fd) for fd in self._memories[asked.layout]]}
 
     def hear(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Take a plan, or the part of a worker; begin to commit a save that is complete."""
         if message not in _OF_SAVES:
             return
-        content = os.pread(fds[0], os.fstat(fds[0]).st_size, 0) if fds else b"null"
         with self._lock:
             match told := _OF_SAVES.decode(message):
                 case PlanSaves(generation):
-                    self._take_plan(decode(SavePlan, content), generation)
+                    self._take_plan(decode(SavePlan, _contents(*fds)), generation)
                 case PartCopied():
-                    self._take_part(told, json.loads(content))
+                    self._take_part(told, fds)
 
     def poll(self, generation: int) -> None:
         """Go on with the saves, which a worker of this world waits for."""
@@ -323,6 +352,7 @@ class SimulatedAgent:
         """Leave undone what is not committed, as an agent that is killed."""
         if self._committer is not None:
             self._committer.close(0.0)
+        self._told.close()
         self._journal.close()
         for fd in itertools.chain.from_iterable(self._memories.values()):
             os.close(fd)
@@ -334,33 +364,32 @@ class SimulatedAgent:
                 self._committer.close(0.0)
             self._plan, self._committer = plan, Committer(plan, self)
 
-    def _take_part(self, message: PartCopied, cursor: Any) -> None:
-        ticket = message.ticket
-        if self._parts is None or self._parts.ticket.age < ticket.age:
+    def _take_part(self, message: PartCopied, fds: Sequence[int]) -> None:
+        coming, ticket = self._told.coming, message.ticket
+        if coming is not None and coming.ticket.age < ticket.age:
             self._give_up()
-            self._parts = Parts(ticket)
-        if self._parts.ticket.age > ticket.age:
-            return
-        self._parts.take(message.part, message.digest, cursor)
-        if self._parts.is_complete:
-            self._writer.submit(self._commit, self._parts)
-            self._parts = None
+        save = self._told.part(message, tuple(map(os.dup, fds)))
+        if save is not None:
+            copied = SaveCopied(ticket, frozenset(save.digests.values()))
+            self._writer.submit(self._commit, copied, json.loads(_contents(*save.fds)))
 
     def _end_world_before(self, generation: int) -> None:
-        if self._parts is not None and self._parts.ticket.generation < generation:
+        coming = self._told.coming
+        if coming is not None and coming.ticket.generation < generation:
             self._give_up()
 
     def _give_up(self) -> None:
-        if self._parts is not None:
-            self._tell(self._parts.ticket, is_durable=False)
-        self._parts = None
+        coming = self._told.drop_coming()
+        if coming is not None:
+            self._tell(coming.ticket, is_durable=False)
 
-    def _commit(self, parts: Parts) -> None:
-        ticket, committer = parts.ticket, self._committer
+    def _commit(self, copied: SaveCopied, cursor: Any) -> None:
+        ticket, committer = copied.ticket, self._committer
         assert committer is not None
         memory = memoryview(mmap.mmap(self._memories[ticket.layout][ticket.buffer], 0))
         try:
-            committer.commit(HeldSave.of(committer.plan, committer.image_map, parts, memory))
+            save = HeldSave.of(committer.plan, committer.image_map, copied, cursor, memory)
+            committer.commit(save)
             self._tell(ticket, is_durable=True)
         except (CheckpointError, OSError) as error:
             self.record(CheckpointFailed(ticket.step, str(error)))
@@ -369,6 +398,10 @@ class SimulatedAgent:
     def _tell(self, ticket: SaveTicket, *, is_durable: bool) -> None:
         for page in self._pages:
             page.answer_save(ticket.attempt, is_durable=is_durable)
+
+
+def _contents(fd: int) -> bytes:
+    return os.pread(fd, os.fstat(fd).st_size, 0)
 
 
 class _AnsweredStatus(WorkerStatus):
@@ -448,13 +481,10 @@ class Ending:
 class SimulatedJob:
     """A run directory and the launches of a job in it; workers go round the ``hosts``."""
 
-    def __init__(
-        self, run_dir: Path, numerics: Numerics, supply: Supply = arrays, *, hosts: str = ""
-    ) -> None:
+    def __init__(self, run_dir: Path, supply: Supply = arrays, *, hosts: str = "") -> None:
         self._run_dir = run_dir
         self._hosts = hosts
         self._supply = supply
-        self._numerics = numerics
         self._generation = 1
         self._first_worker = 0
         begin_run(run_dir, _RUN)
@@ -467,7 +497,7 @@ class SimulatedJob:
         self._first_worker += terms.workers
         self._generation += terms.workers
 
-        agent = SimulatedAgent(self._run_dir, _RUN, OneWorld(generation, workers))
+        agent = SimulatedAgent(self._run_dir, _RUN, generation, OneWorld(generation, workers))
 
         def program(communicator: FakeCommunicator) -> Ending:
             config = worker_config(
@@ -516,7 +546,7 @@ class SimulatedJob:
         replica = terms.replica()
         callback_host = terms.callback_host(replica, communicator.rank)
         state = TrainingState(replica, callback_host, Pipelines(training))
-        job = describe_job(request, config, self._numerics)
+        job = describe_job(request, config, NUMERICS)
         loop = TrainingLoop(context, membership_of(context), state, job)
         if terms.asks and communicator.rank == communicator.size - 1:
             _ask_later(replica, page, terms)
@@ -531,6 +561,16 @@ class SimulatedJob:
         finally:
             journal.close()
             agent.lose(page)
+
+
+def undisturbed_end(run_dir: Path, terms: Launch, supply: Supply = arrays) -> Ending:
+    """Return how a worker ends that is alone, and to which nothing happens."""
+    with pytest.MonkeyPatch.context() as patch:
+        wait_for_nothing(patch)
+        (ending,) = SimulatedJob(run_dir, supply).launch(terms)
+    assert ending is not None
+    assert ending.is_complete
+    return ending
 
 
 def _ask_later(replica: Any, page: WorkerStatus, terms: Launch) -> None:
