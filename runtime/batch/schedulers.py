@@ -410,11 +410,6 @@ class BatchNodes:
     nodes: tuple[str, ...]
     is_running: bool = True
 
-    @property
-    def script_is_lost(self) -> bool:
-        """Whether the job goes on without the node of its batch script."""
-        return bool(self.nodes) and self.of_script not in self.nodes
-
 
 def nodes_of(job_id: str) -> BatchNodes:
     """Return the nodes of a job.
@@ -513,7 +508,7 @@ def bring_back(
             continue  # Slurm's controller may be on the lost node
         if not nodes.is_running:
             return
-        if nodes.script_is_lost:
+        if nodes.nodes and nodes.of_script not in nodes.nodes:
             try:
                 requeue(job)  # Slurm gives no job a node that is down
             except SlurmRefused:

@@ -418,7 +418,7 @@ class Client:
 
         def write() -> None:
             with contextlib.suppress(OSError):  # a full disk: only nobody finds the head
-                lease.name_head(head.pid, socket, client=os.getpid())
+                lease.name_head(head.process.pid, socket, client=os.getpid())
 
         calls = BoundedCalls("holdfast-lease-names")
         calls.run(write)
@@ -448,11 +448,12 @@ class Client:
         if now - self._polled_at < _POLL_S or self._ended is not None or self._head is None:
             return
         self._polled_at = now
-        reap_others({self._head.child})  # this process may be process 1
+        child = self._head.child
+        reap_others({None if child is None else child.pid})  # this process may be process 1
         silence_s = self._head.silence_s(now, live_columns())
         if silence_s is not None:
             self._reactor.forget(self._head.channel)
-            self._head.kill()
+            self._head.process.kill()  # the kernel does the same to all that it has started
             self._replace(f"the head has not answered for {silence_s:.1f} s")
 
     def _replace(self, reason: str) -> None:

@@ -194,10 +194,6 @@ class JobConsole(Teller):
             self._say_unsaid()
             self.inform(sentence)
 
-    def killing(self, reason: str) -> None:
-        """Say that a launch is being killed."""
-        self.say(f"ending the launch: {reason}")
-
     def paused(self, pause: Paused) -> None:
         """Say once that the whole job stood still, also if two processes have seen it."""
         if self._pause is None or not pause.overlaps(self._pause):

@@ -279,7 +279,7 @@ class Decider:
                 case End():
                     self._finish(command)
                 case KillLaunch(reason):
-                    self._console.killing(reason)
+                    self._console.say(f"ending the launch: {reason}")
                     self._obey_agent(command)
                 case AbandonLaunch(reason):
                     self._console.abandoning(reason)

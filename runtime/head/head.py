@@ -148,20 +148,14 @@ class Head:
                 self._handle(job, held)
             self._see_to_writer(job, now)
         end = job.decider.end
-        return None if end is None or self._waits_for_client else end.exit_code
+        if end is None or (self._client is not None and is_stopped(self._client.pid)):
+            return None  # a client that is stopped has the lease: the next one takes its place
+        return end.exit_code
 
     def _show_metrics(self, job: _RunningJob, now: float) -> None:
         if job.job.config.options.metrics_file and now - self._shown_at >= _METRICS_EVERY_S:
             self._shown_at = now
             job.run.look(self._agent.launch.describe())
-
-    @property
-    def _waits_for_client(self) -> bool:
-        """Whether the client is stopped, and must be told how the job has ended.
-
-        It holds the lease.  So the head stays for the next one, which takes its place.
-        """
-        return self._client is not None and is_stopped(self._client.pid)
 
     def _see_to_writer(self, job: _RunningJob, now: float) -> None:
         """Start another writer for the journal if there is none; one that dies at once, seldom."""
@@ -278,8 +272,9 @@ class Head:
             return None if isinstance(asked, BeginJob) else JobStarting()
         its = tuple(self._job.job.asked)
         if isinstance(asked, ShowJob):
-            if self._client is not None and not self._client.is_replaceable:
-                return ClientRefused(self._client.pid)
+            client = self._client
+            if client is not None and not (client.is_silent or client.has_hung_up):
+                return ClientRefused(client.pid)
             if asked.asked is None or asked.asked == its:
                 return None
         return AnotherJob(its)
@@ -424,11 +419,6 @@ class _Client:
         """Whether its terminal is gone, so that nobody sees what it shows."""
         self._standing: Standing | None = None
         """What it was told last of the newest launch."""
-
-    @property
-    def is_replaceable(self) -> bool:
-        """Whether another client may show the job in its place."""
-        return self.is_silent or self.has_hung_up
 
     def follow(self, log: LaunchLog) -> None:
         """Tell it what is new of the newest launch."""

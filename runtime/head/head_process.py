@@ -80,19 +80,9 @@ class HeadProcess:
         child: subprocess.Popen[bytes] | None = None,
     ) -> None:
         self.channel = channel
-        self._process = process
-        self._child = child
+        self.process = process
+        self.child = child
         self._silence = PeerSilence(heartbeat_timeout_s)
-
-    @property
-    def pid(self) -> int:
-        """The process id of the head."""
-        return self._process.pid
-
-    @property
-    def child(self) -> int | None:
-        """The process id of a head that this process has started."""
-        return None if self._child is None else self._child.pid
 
     def heard(self) -> None:
         """Take note that the head has sent something."""
@@ -106,19 +96,15 @@ class HeadProcess:
         self.channel.post(to_message(ClientPing(columns, _IS_PLAIN)))
         return self._silence.poll(now)
 
-    def kill(self) -> None:
-        """SIGKILL the head; the kernel does the same to its workers, pool, writer and mpiexec."""
-        self._process.kill()
-
     def end(self) -> None:
         """Wait for the end of a head whose job is over; kill one that does not end."""
         self.channel.close()
-        if not self._process.has_ended(_END_WITHIN_S):
-            self.kill()
-            self._process.has_ended(STOPPED_ENDS_WITHIN_S)
-        self._process.close()
-        if self._child is not None:
-            has_ended(self._child, 1.0)
+        if not self.process.has_ended(_END_WITHIN_S):
+            self.process.kill()
+            self.process.has_ended(STOPPED_ENDS_WITHIN_S)
+        self.process.close()
+        if self.child is not None:
+            has_ended(self.child, 1.0)
 
 
 def begin_head(terms: HeadTerms) -> subprocess.Popen[bytes]:

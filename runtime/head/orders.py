@@ -31,7 +31,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from types import MappingProxyType
 
 from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.event import CheckpointCommitted
@@ -142,7 +141,7 @@ class TimeLimits:
         """The signals that stop the job, each with the exit code of a job without checkpoint."""
         if not self.is_batch:
             return STOPS
-        return MappingProxyType(STOPS | dict.fromkeys(LIMITS, ExitCode.STOPPED_EARLY))
+        return STOPS | dict.fromkeys(LIMITS, ExitCode.STOPPED_EARLY)
 
     @property
     def words(self) -> str:
@@ -164,14 +163,9 @@ class TimeLimits:
         before, self.deadline = self.deadline.due, self.deadline.poll(now)
         if self.deadline.due is before:
             return TimeDue.NOTHING
-        if self.deadline.due >= TimeDue.SAVE and not self._is_own_limit:
+        if self.deadline.due >= TimeDue.SAVE and self.deadline.source != OWN_BEFORE_SLURMS:
             self.hit_limit = self.hit_limit or not self.orders
         return self.deadline.due
-
-    @property
-    def _is_own_limit(self) -> bool:
-        """Whether the limit is the user's, and earlier than the end that Slurm tells."""
-        return self.deadline is not None and self.deadline.source == OWN_BEFORE_SLURMS
 
     def repeats(self, number: signal.Signals, *, is_stopping: bool, now: float) -> bool:
         """Take note of a signal to stop; return whether it only repeats a limit that was hit."""

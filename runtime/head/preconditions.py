@@ -165,7 +165,8 @@ class ScriptSource:
     """The top-level names of all modules that it imports anywhere."""
     backend: str | None = None
     """The backend of Keras that it puts into its environment, None if it does not."""
-    names_keras: bool = False
+    uses_keras: bool = False
+    """Whether it trains with Keras, by its own name or as a part of TensorFlow."""
 
     @staticmethod
     def of(text: bytes) -> ScriptSource:
@@ -176,12 +177,8 @@ class ScriptSource:
             return ScriptSource()
         backend = next(_backends(tree), None)
         names = frozenset(name.partition(".")[0] for name, level in imports(tree) if not level)
-        return ScriptSource(names, backend, names_keras=b"keras" in text)
-
-    @property
-    def uses_keras(self) -> bool:
-        """Whether it trains with Keras, by its own name or as a part of TensorFlow."""
-        return self.names_keras and not self.imported.isdisjoint({"keras", "tensorflow"})
+        uses_keras = b"keras" in text and not names.isdisjoint({"keras", "tensorflow"})
+        return ScriptSource(names, backend, uses_keras)
 
     @property
     def variables(self) -> dict[str, str]:

@@ -252,7 +252,7 @@ class Saver:
         generation = self._membership.world.generation
         if self._prepared_for != (generation, part, parts):
             self._prepared_for = generation, part, parts
-            plan, attempt = self._plan(state()), self._context.saves.next
+            plan, attempt = self._plan(state()), self._context.saves.newest + 1
             self._way.prepare(plan, part, parts, generation=generation, attempt=attempt)
 
     def save_halted(
@@ -295,7 +295,7 @@ class Saver:
 
     def _launch(self, cursor: Cursor, state: Tensors, fields: Mapping[str, object]) -> SaveInFlight:
         self.prepare(lambda: state)
-        self._attempt = self._context.saves.newest = self._context.saves.next
+        self._attempt = self._context.saves.newest = self._context.saves.newest + 1
         mine = PendingSave()
         if self._part is not None:
             part, parts = self._part

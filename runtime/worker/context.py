@@ -47,11 +47,6 @@ class SaveNumbers:
 
     newest: int = 0
 
-    @property
-    def next(self) -> int:
-        """The number of the next save."""
-        return self.newest + 1
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:

@@ -30,11 +30,13 @@ import faulthandler
 import os
 import re
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from holdfast.runtime.run.program import is_holdfasts, is_users
+from holdfast.runtime.run.progress import count
 from holdfast.runtime.system.processes import signal_state
 from holdfast.runtime.system.worker_status import STACKS_AT, WorkerStatus
 
@@ -234,31 +236,20 @@ class Inquiry:
 
 def users_trace(trace: str) -> str:
     """Return the traceback ``trace`` with one line in the place of each run of holdfast's calls."""
-    return "".join(_users_lines(trace))
-
-
-def _users_lines(trace: str) -> Iterator[str]:
-    hidden, is_own = 0, False
+    marked, is_own = list[tuple[bool, str]](), False
     for line in trace.splitlines(keepends=True):
         call = _CALL.match(line)
         if call is not None:
-            is_own = Frame(call["file"], call["line"], call["name"]).is_holdfasts
-            hidden += is_own
-        elif is_own and not line.startswith(_OF_A_CALL):
+            is_own = is_holdfasts(call["file"])
+        elif not line.startswith(_OF_A_CALL):
             is_own = False
-        if not is_own:
-            if hidden:
-                yield _hidden(hidden)
-            hidden = 0
-            yield line
-    if hidden:
-        yield _hidden(hidden)
-
-
-def _hidden(calls: int) -> str:
-    """Return the line that stands for so many calls."""
-    what = "1 call" if calls == 1 else f"{calls} calls"
-    return f"  [{what} of holdfast: -v shows more]\n"
+        marked.append((is_own, line))
+    text = ""
+    for is_own, run in groupby(marked, itemgetter(0)):
+        lines = [line for _, line in run]
+        calls = count(len(list(filter(_CALL.match, lines))), "call")
+        text += f"  [{calls} of holdfast: -v shows more]\n" if is_own else "".join(lines)
+    return text
 
 
 def shortened(trace: str) -> str:

@@ -131,21 +131,19 @@ def test_job_is_requeued_even_if_slurm_excludes_no_node(
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("line", "is_lost", "is_running"),
+    ("line", "nodes"),
     [
-        ("n1|n[1-3]|RUNNING", False, True),
-        ("n1|n[2-3]|RUNNING", True, True),
-        ("n/a||PENDING", False, False),
+        ("n1|n[1-3]|RUNNING", WHOLE),
+        ("n1|n[2-3]|RUNNING", LOST),
+        ("n/a||PENDING", BatchNodes("n/a", (), is_running=False)),
     ],
 )
-def test_job_that_has_lost_the_node_of_its_script(
-    programs: Path, line: str, *, is_lost: bool, is_running: bool
+def test_nodes_of_a_job_are_those_that_slurm_says(
+    programs: Path, line: str, nodes: BatchNodes
 ) -> None:
     _write(programs, "squeue", f"echo '{line}'")
 
-    nodes = nodes_of("7")
-
-    assert (nodes.script_is_lost, nodes.is_running) == (is_lost, is_running)
+    assert nodes_of("7") == nodes
 
 
 @pytest.mark.process

@@ -439,7 +439,6 @@ def test_quiet_job_says_only_what_goes_wrong() -> None:
             "",
             TakenOver(os.getpid(), 1, (0, 1)),
         ),
-        (lambda voice: voice.killing("it is overdue"), "ending the launch: it is overdue", None),
         (
             lambda voice: voice.lost_head(LAUNCH, ""),
             "the agent of this host died, and its workers with it",

@@ -222,8 +222,9 @@ def test_head_that_was_begun_is_spoken_to_or_followed_by_another(
         begun.wait()
 
     head = connect_to_head(wanted, begun)
-    assert (head.child == begun.pid) is not is_struck
-    assert head.child == head.pid
+    assert head.child is not None
+    assert (head.child is begun) is not is_struck
+    assert head.child.pid == head.process.pid
     head.channel.post({"kind": "client", "job": {}})
     head.end()
 

@@ -177,6 +177,6 @@ def test_trace_that_python_writes_is_understood() -> None:
     shown = users_trace(trace)
 
     assert "stacks.py" not in shown.replace(__file__, "")
-    assert "  [2 calls of holdfast: -v shows more]\n" in shown
+    assert "  [1 call of holdfast: -v shows more]\n" in shown
     assert shown.splitlines()[0] == trace.splitlines()[0]
     assert shown.splitlines()[-1] == trace.splitlines()[-1]
