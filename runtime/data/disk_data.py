@@ -235,7 +235,9 @@ class HDF5Data(_Probed):
                 f"dataset {name!r} of {self._path} has the shape {found.shape} and holds no "
                 "samples: it needs at least one along its first axis"
             )
-        if not _is_plain(found.dtype):
+        kind, is_text = found.dtype.kind, h5py.check_string_dtype(found.dtype) is not None
+        is_plain = kind in _NUMBERS_AND_TEXTS and found.dtype.subdtype is None
+        if not is_plain or (kind == "O" and not is_text):
             raise ProgramError(
                 f"dataset {name!r} of {self._path} has the type {found.dtype}, which is no number "
                 "and no text: store one dataset for each field, and rows of one length"
@@ -292,8 +294,3 @@ def _reach(dataset: Any) -> int:
         return int(dataset.chunks[0])
     row_bytes: int = math.prod(dataset.shape[1:]) * dataset.dtype.itemsize
     return max(1, _NEAR_BYTES // max(1, row_bytes))
-
-
-def _is_plain(dtype: np.dtype[Any]) -> bool:
-    is_text = dtype.kind != "O" or h5py.check_string_dtype(dtype) is not None
-    return dtype.kind in _NUMBERS_AND_TEXTS and dtype.subdtype is None and is_text

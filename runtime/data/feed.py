@@ -18,7 +18,6 @@ from holdfast.runtime.data.source import ForwardSource, PyDatasetSource, Source
 from holdfast.runtime.data.stream import (
     Alone,
     BatchShare,
-    BatchStream,
     Mark,
     RowStream,
     SharedStream,
@@ -59,7 +58,7 @@ class Feed:
         self._epochs = epochs
         # A validation that is done again after a death begins anew, and some cannot go back.
         kept = steps if is_validation and isinstance(source, ForwardSource) else 2
-        self._shared = SharedStream(BatchStream(source), kept)
+        self._shared = SharedStream(source, kept)
         rows = getattr(source, "rows", None)
         self._rows = None if rows is None else RowStream(rows)
         self._samples = None if rows is None else rows.fingerprint

@@ -101,9 +101,10 @@ class ArrayData:
     def read(self, ids: SampleIds) -> Samples:
         """Return these samples, with weights if there are any; views of consecutive ids."""
         rows = _rows(ids, len(self))
-        is_within = isinstance(rows, slice) or _are_within(rows, len(self))
+        # As uint64 a negative one is huge.
+        is_within = isinstance(rows, slice) or rows.astype(np.uint64).max() < len(self)
         x, y, weights = (
-            map_leaves(lambda array: _taken(array, rows, is_within=is_within), part)
+            map_leaves(lambda array: _taken(array, rows, is_within=bool(is_within)), part)
             for part in (self._x, self._y, self._weights)
         )
         return (x, y) if weights is None else (x, y, weights)
@@ -251,10 +252,6 @@ def _taken(array: Array, rows: slice | SampleIds, *, is_within: bool) -> Array:
         return array[rows]
     found: Array = aligned_array((len(rows), *array.shape[1:]), array.dtype)
     return array.take(rows, axis=0, out=found, mode="clip")  # without a second copy
-
-
-def _are_within(ids: SampleIds, samples: int) -> bool:
-    return bool(np.maximum.reduce(ids.astype(np.uint64)) < samples)  # a negative one is huge
 
 
 def plain_bytes(samples: Array) -> bytes:

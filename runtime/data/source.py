@@ -155,15 +155,11 @@ class ForwardSource(Source):
 
 
 def first_batches(source: ForwardSource, batches: int) -> ForwardSource:
-    """Return a source whose passes are the first batches of those of an endless ``source``."""
-    found = ForwardSource(
-        source.name,
-        lambda: itertools.islice(source.begin(), batches),
-        source.array,
-        batches=batches,
-    )
-    found.leave_below = source.leave_below
-    return found
+    """Let passes of an endless ``source`` be its first batches, and return it."""
+    begin = source.begin
+    source.begin = lambda: itertools.islice(begin(), batches)
+    source.batches, source.is_endless = batches, False
+    return source
 
 
 def forward(source: Source) -> ForwardSource:
@@ -313,7 +309,7 @@ class PyDatasetSource(Source):
             if self._passes is Passes.VALIDATION:
                 method = _OF_A_VALIDATION[number % len(_OF_A_VALIDATION)]
             with seeded(self._seed, _FOR_EPOCHS, number):
-                getattr(self.dataset, method, _nothing)()
+                getattr(self.dataset, method, lambda: None)()  # an old Sequence may have none
 
     def _items(self, number: int, start: int) -> Iterator[Any]:
         batches = self.dataset.num_batches
@@ -425,7 +421,3 @@ def seeded(seed: int, *purpose: int) -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(legacy)
-
-
-def _nothing() -> None:
-    """Stand in for a method that an old Sequence does not have."""

@@ -72,52 +72,6 @@ def next_mark(mark: Mark | None, position: StreamPosition, batch: WholeBatch) ->
     return Mark(position, chain(before, batch.digest), is_whole, batch.digest)
 
 
-class BatchStream:
-    """Reads the batches of a source, in order, from any position on."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self._iterator: Iterator[Any] = iter(())
-        self._next: StreamPosition | None = None
-        self._mark: Mark | None = None
-
-    def read(self, position: StreamPosition, expected: Mark | None = None) -> WholeBatch | None:
-        """Return the batch at ``position``, None if the pass ends before it.
-
-        Raises:
-            ProgramError: a batch is not what it was, or is no batch at all; on the way it is
-                compared with ``expected``, which another worker or launch has seen.
-        """
-        here = self._next
-        is_read_on = here is None and isinstance(self.source, ForwardSource)
-        if expected is not None and is_read_on and expected.position.passing < position.passing:
-            self.read(expected.position, expected)  # it is read again in any case, and compared so
-            here = self._next
-        if here is None or here.passing != position.passing or here.within > position.within:
-            first, self._iterator = self.source.open(position.passing, position.within)
-            here = self._next = StreamPosition(position.passing, first)
-        while True:
-            batch = self._read_next(here, expected)
-            if batch is None or here == position:
-                return batch
-            here = StreamPosition(here.passing, here.within + 1)
-
-    def release(self) -> None:
-        """Let the open pass and its buffers go; the next read opens it again."""
-        self._next, self._iterator = None, iter(())
-
-    def _read_next(self, at: StreamPosition, expected: Mark | None) -> WholeBatch | None:
-        element = next(self._iterator, self)
-        if element is self:
-            return None
-        batch = make_batch(at.within, element, self.source.array)
-        self._mark = next_mark(self._mark, at, batch)
-        self._next = StreamPosition(at.passing, at.within + 1)
-        if expected is not None and expected.differs(self._mark):
-            raise changed(self.source, at, "when it was read again")
-        return batch
-
-
 def changed(source: Source, position: StreamPosition, when: str) -> ProgramError:
     """Return the error of a pipeline that is not the same ``when`` it is read."""
     return ProgramError(
@@ -153,12 +107,15 @@ class SharedStream:
     """Batches that are read once and that every worker has.
 
     Args:
-        stream: this worker's own pipeline, which is read only while it is the lowest rank.
+        source: this worker's own pipeline, which is read only while it is the lowest rank.
         kept: batches to keep, at least 2; a step may be done again after a repair.
     """
 
-    def __init__(self, stream: BatchStream, kept: int = 2) -> None:
-        self._stream = stream
+    def __init__(self, source: Source, kept: int = 2) -> None:
+        self._source = source
+        self._iterator: Iterator[Any] = iter(())
+        self._next: StreamPosition | None = None
+        self._read_mark: Mark | None = None
         self._kept = max(kept, 2)
         self._recent: dict[StreamPosition, WholeBatch] = {}
         self._first: WholeBatch | None = None
@@ -167,11 +124,11 @@ class SharedStream:
 
     def first(self) -> WholeBatch | None:
         """Return the first batch of all, which this worker reads itself."""
-        if self._first is None and isinstance(self._stream.source, PyDatasetSource):
-            self._first = self._stream.source.first()  # it is read again once its epoch begins
+        if self._first is None and isinstance(self._source, PyDatasetSource):
+            self._first = self._source.first()  # it is read again once its epoch begins
         elif self._first is None:
             position = StreamPosition(0, 0)
-            self._first = self._stream.read(position)
+            self._first = self._read(position)
             if self._first is not None:
                 self._recent[position] = self._first
         return self._first
@@ -215,8 +172,8 @@ class SharedStream:
         )
 
     def release(self) -> None:
-        """Let this worker's own pass go, until it reads again."""
-        self._stream.release()
+        """Let the open pass and its buffers go; the next read opens it again."""
+        self._next, self._iterator = None, iter(())
 
     def resume(self, mark: Mark | None) -> None:
         """Go on after ``mark``, which is part of a restored state; it is compared on the way."""
@@ -257,10 +214,42 @@ class SharedStream:
     def _find(self, position: StreamPosition) -> WholeBatch | None:
         if position in self._recent:
             return self._recent[position]
-        batch = self._stream.read(position, self.mark)
+        batch = self._read(position, self.mark)
         if batch is not None:
             # Before the broadcast, which may break: some pipelines cannot go back.
             self._recent[position] = batch
+        return batch
+
+    def _read(self, position: StreamPosition, expected: Mark | None = None) -> WholeBatch | None:
+        """Return the batch at ``position``, None if the pass ends before it.
+
+        Raises:
+            ProgramError: a batch is not what it was, or is no batch at all; on the way it is
+                compared with ``expected``, which another worker or launch has seen.
+        """
+        here = self._next
+        is_read_on = here is None and isinstance(self._source, ForwardSource)
+        if expected is not None and is_read_on and expected.position.passing < position.passing:
+            self._read(expected.position, expected)  # it is read again in any case, and compared so
+            here = self._next
+        if here is None or here.passing != position.passing or here.within > position.within:
+            first, self._iterator = self._source.open(position.passing, position.within)
+            here = self._next = StreamPosition(position.passing, first)
+        while True:
+            batch = self._read_next(here, expected)
+            if batch is None or here == position:
+                return batch
+            here = StreamPosition(here.passing, here.within + 1)
+
+    def _read_next(self, at: StreamPosition, expected: Mark | None) -> WholeBatch | None:
+        element = next(self._iterator, self)
+        if element is self:
+            return None
+        batch = make_batch(at.within, element, self._source.array)
+        self._read_mark = next_mark(self._read_mark, at, batch)
+        self._next = StreamPosition(at.passing, at.within + 1)
+        if expected is not None and expected.differs(self._read_mark):
+            raise changed(self._source, at, "when it was read again")
         return batch
 
     def _compare(
@@ -270,12 +259,12 @@ class SharedStream:
         if communicator.rank:
             with alone():
                 own = self._find(position)
-                self._stream.release()
+                self.release()
                 digest = 0 if own is None else own.digest
         digests = communicator.allgather_bytes(digest.to_bytes(8, "little"))
         self._is_checked = True
         if len(set(digests)) > 1:
-            raise changed(self._stream.source, position, "to another worker")
+            raise changed(self._source, position, "to another worker")
 
     def _keep(self, position: StreamPosition, batch: WholeBatch) -> None:
         if self.mark is None or self.mark.position != position:

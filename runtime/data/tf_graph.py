@@ -350,12 +350,7 @@ class ReadVariables:
         _compare(self._before)
 
     def watched(self, elements: Iterator[Any]) -> Iterator[Any]:
-        """Return the elements, and compare the small ones before each of them."""
-        if not self._small:
-            return elements
-        return self._watched(elements)
-
-    def _watched(self, elements: Iterator[Any]) -> Iterator[Any]:
+        """Yield the elements, and compare the small ones before each of them."""
         for element in elements:
             _compare(self._small)
             yield element

@@ -83,13 +83,6 @@ def aligned_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[A
     return found
 
 
-def aligned_copy(vector: FloatVector) -> FloatVector:
-    """Return a copy that begins at a multiple of 64 bytes."""
-    copy = aligned_vector(len(vector))
-    copy[:] = vector
-    return copy
-
-
 def address_of(array: npt.NDArray[Any]) -> int:
     """Return the address of the array's first byte."""
     address: int = array.__array_interface__["data"][0]

@@ -17,6 +17,7 @@ weighted by samples, or their sum, as `batch_mixing` has found.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -395,7 +396,7 @@ def noted_results(metrics: Iterable[Any]) -> Iterator[dict[int, Any]]:
     wrapped = list(metrics)
     try:
         for metric in wrapped:
-            vars(metric)["result"] = _noting(metric, noted)
+            vars(metric)["result"] = functools.partial(_noting, noted, metric, metric.result)
         yield noted
     finally:
         for metric in wrapped:
@@ -416,16 +417,13 @@ def _described(logs: Any) -> str:
     return "a tensor" if keras.ops.is_tensor(logs) else f"an object of type {type(logs).__name__}"
 
 
-def _noting(metric: Any, noted: dict[int, Any]) -> Any:
-    original = metric.result
-
-    def result(*arguments: Any, **named: Any) -> Any:
-        value = original(*arguments, **named)
-        for path, leaf in keras.tree.flatten_with_path(value):
-            noted[id(leaf)] = (metric, path, leaf)  # the leaf is kept, so that its id stays its own
-        return value
-
-    return result
+def _noting(
+    noted: dict[int, Any], metric: Any, result: Callable[..., Any], *arguments: Any, **named: Any
+) -> Any:
+    value = result(*arguments, **named)
+    for path, leaf in keras.tree.flatten_with_path(value):
+        noted[id(leaf)] = (metric, path, leaf)  # the leaf is kept, so that its id stays its own
+    return value
 
 
 def _entry(name: str, value: Any, noted: dict[int, Any]) -> MetricResult | Number:

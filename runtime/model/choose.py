@@ -53,9 +53,9 @@ from holdfast.runtime.errors import JobError, ProgramError
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.graph_replica import GraphReplica, constant
-from holdfast.runtime.model.graphs import VectorPlace, flat_graph, shape_key
+from holdfast.runtime.model.graphs import VectorPlace, flat_graph
 from holdfast.runtime.model.model_contributor import ModelContributor
-from holdfast.runtime.model.replica import Microbatch, Replica
+from holdfast.runtime.model.replica import Microbatch, Replica, structure_key
 from holdfast.runtime.model.step_contributor import StepContributor
 
 _MARKS = 2
@@ -220,7 +220,8 @@ def kept_replica(
     parts = _parts(model)
     own_loss = getattr(model.compute_loss, "__func__", None) is not keras.Model.compute_loss
     evaluates = evaluates or not own_loss  # Keras's own is alike in training and validation
-    shapes = (mixing, shape_key(first.rows(slice(1))), evaluates)  # batches may have any size
+    one = first.rows(slice(1))  # batches may have any size
+    shapes = (mixing, structure_key(one.parts), evaluates)
     if kept is not None and kept[2] == shapes and [*map(id, kept[1])] == [*map(id, parts)]:
         return kept[0]
     if kept is not None and _has_another_rate(kept[1], parts):

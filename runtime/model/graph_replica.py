@@ -41,16 +41,14 @@ from holdfast.runtime.model.graphs import (
     apart,
     compiled,
     flat_graph,
-    flat_specifications,
     flat_tensors,
     kept,
     quotient,
     scaled,
-    shape_key,
     tensor_at,
 )
 from holdfast.runtime.model.loss import skips_overflow
-from holdfast.runtime.model.replica import ContributionShape, EpochSums, Microbatch
+from holdfast.runtime.model.replica import ContributionShape, EpochSums, Microbatch, structure_key
 from holdfast.runtime.model.step_facts import GraphFacts, StepFacts, step_facts
 
 
@@ -336,7 +334,8 @@ class GraphReplica:
         Shapes are fixed in the graph, because TensorFlow's bits may depend on them.  So the
         bits do not depend on the shapes of a worker's earlier microbatches.
         """
-        return self._graphs.get((turn, shape_key(batch)), lambda: self._trace(batch, turn))
+        key = turn, structure_key(batch.parts)
+        return self._graphs.get(key, lambda: self._trace(batch, turn))
 
     def _trace(self, batch: Microbatch, turn: int | None) -> Any:
         def sums(tensors: Any, seeds: Any) -> Any:
@@ -359,7 +358,8 @@ class GraphReplica:
 
     def _specifications(self, batch: Microbatch) -> tuple[Any, Any]:
         """Return the inputs of every graph: tensors of a batch, and the seeds of its draws."""
-        return flat_specifications(batch), tf.TensorSpec(self._no_seeds.shape, tf.int64)
+        tensors = [tf.TensorSpec.from_tensor(tensor) for tensor in flat_tensors(batch)]
+        return tensors, tf.TensorSpec(self._no_seeds.shape, tf.int64)
 
     @functools.cached_property
     def _changes(self) -> list[Callable[..., Any]]:

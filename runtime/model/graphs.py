@@ -23,6 +23,7 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import keras
@@ -34,11 +35,11 @@ from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.memory import (
     ALIGNMENT_BYTES,
     address_of,
-    aligned_copy,
+    aligned_vector,
     writable_alias,
 )
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.model.replica import Microbatch, Nest, leaves, map_leaves, pack, structure_key
+from holdfast.runtime.model.replica import Microbatch, Nest, leaves, map_leaves, pack
 from holdfast.runtime.run.numerics import Numerics
 
 
@@ -50,14 +51,8 @@ def apart(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-@dataclass(slots=True)
-class _Xla:
-    """Whether XLA may compile; a setting of the process, as TensorFlow's own are."""
-
-    is_on: bool = False
-
-
-_xla = _Xla()
+_xla = SimpleNamespace(is_on=False)
+"""Whether XLA may compile; a setting of the process, as TensorFlow's own are."""
 
 _NOT_COMPILED = model_rules.HIDDEN_RANDOM_OPS | {"Assert", "CheckNumerics", "CheckNumericsV2"}
 _DRAWS = "StatelessRandom"
@@ -196,7 +191,7 @@ class VectorLayout:
         for shape in shapes:
             stop = start + math.prod(shape)
             places.append(VectorPlace(start, stop, tuple(shape)))
-            start = _aligned(stop)
+            start = -(-stop // ROW_FLOATS) * ROW_FLOATS
         return VectorLayout(tuple(places), start)
 
     @functools.cached_property
@@ -213,11 +208,6 @@ class VectorLayout:
         for gap in self.padding:
             out[gap] = 0.0
         out[self.size :] = 0.0
-
-
-def _aligned(floats: int) -> int:
-    """Round up to the next float at which a tensor may begin."""
-    return -(-floats // ROW_FLOATS) * ROW_FLOATS
 
 
 class BorrowedTotal:
@@ -240,7 +230,8 @@ class BorrowedTotal:
         """Return the rows, which are valid as long as the total is."""
         sums = total[: self._size]
         if address_of(sums) % ALIGNMENT_BYTES:
-            sums = aligned_copy(sums)
+            sums = aligned_vector(self._size)
+            sums[:] = total[: self._size]
         if address_of(sums) != address_of(self._last[0]):
             rows = writable_alias(sums).reshape(-1, ROW_FLOATS)
             self._last = sums, tf.experimental.dlpack.from_dlpack(rows.__dlpack__())
@@ -353,16 +344,6 @@ def flat_graph(function: Callable[..., Any], *specifications: Any) -> FlatGraph:
 def flat_tensors(microbatch: Microbatch) -> list[Any]:
     """Return all arrays of a microbatch as tensors."""
     return [_tensor(array) for array in leaves(microbatch.parts)]
-
-
-def flat_specifications(microbatch: Microbatch) -> list[Any]:
-    """Return shapes and dtypes of ``flat_tensors``."""
-    return [tf.TensorSpec.from_tensor(tensor) for tensor in flat_tensors(microbatch)]
-
-
-def shape_key(microbatch: Microbatch) -> Hashable:
-    """Return structure, shapes and dtypes of a microbatch: two that agree share a graph."""
-    return structure_key(microbatch.parts)
 
 
 def _tensor(array: Any) -> Any:

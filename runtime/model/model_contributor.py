@@ -332,15 +332,10 @@ class ModelContributor(Contributor):
         with unchanged(self._model.metrics_variables):
             loss = self.measures.assign(sums) / samples
             found = self._model.get_metrics_result()
-        if not self._has_own_loss:
+        shown = [metric for metric in self._model.metrics if metric.name == "loss"]
+        if not shown or shown[-1] is self._model._loss_tracker:  # no metric of the script's
             found["loss"] = loss
         return dict(scalars({key: found[key] for key in found if key not in self._left_out}))
-
-    @property
-    def _has_own_loss(self) -> bool:
-        """Whether a metric of the script's is what Keras shows as the loss."""
-        named = [metric for metric in self._model.metrics if metric.name == "loss"]
-        return bool(named) and named[-1] is not self._model._loss_tracker
 
     def hold(self, sums: npt.NDArray[np.float64], samples: int) -> None:
         loss, tracker = self.measures.assign(sums), self._model._loss_tracker

@@ -14,7 +14,7 @@ from local_communicator import LocalCommunicator
 from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.data.feed import Feed, steps_of
 from holdfast.runtime.data.source import ForwardSource, Source, forward
-from holdfast.runtime.data.stream import BatchStream, Mark, SharedStream, StreamPosition
+from holdfast.runtime.data.stream import Mark, SharedStream, StreamPosition
 from holdfast.runtime.errors import ProgramError
 
 BATCHES = 4
@@ -169,7 +169,7 @@ def test_mark_of_survivors_is_that_of_the_reader() -> None:
     marks: list[Mark | None] = []
 
     def member(communicator: FakeCommunicator) -> None:
-        shared = SharedStream(BatchStream(Numbers()))
+        shared = SharedStream(Numbers())
         for within in range(3):
             shared.fetch(StreamPosition(2, within), communicator)
         communicator.agree(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -61,29 +63,32 @@ def test_ids_beyond_the_data_are_refused(data: ArrayData) -> None:
         data.read(_ids(9, 10, 11))
 
 
-def test_different_lengths_are_refused_with_both_lengths() -> None:
-    with pytest.raises(ProgramError, match="x has 3 samples but y has 4"):
-        ArrayData(np.zeros((3, 2)), np.zeros(4))
+class SparseTensor:
+    """As TensorFlow's, which this test need not load."""
+
+    shape = (3, 2)
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "name"),
+    ("x", "y", "said"),
     [
-        (np.zeros((0, 2)), np.zeros(0), "x"),
-        (np.zeros((1, 2)), np.zeros(0), "y"),
-        (np.float32(1), np.zeros(1), "x"),
+        (np.zeros((3, 2)), np.zeros(4), "x has 3 samples but y has 4"),
+        # Two arrays in a list are two inputs, as in Keras, and not two samples.
+        ([np.zeros(5)] * 2, np.zeros(2), r"x\[0\] has 5 samples but y has 2.* taken as 2 inputs"),
+        ({"a": np.zeros(3), "b": np.zeros(2)}, None, r"x\['a'\] has 3 samples but x\['b'\] has 2"),
+        (np.zeros((0, 2)), np.zeros(0), "x has the shape .* holds no samples"),
+        (np.zeros((1, 2)), np.zeros(0), "y has the shape .* holds no samples"),
+        (np.float32(1), np.zeros(1), "x has the shape .* holds no samples"),
+        (np.array([np.zeros(2), np.zeros(3)], object), np.zeros(2), "differ in shape or type"),
+        ({}, None, "x is an empty dict"),
+        (None, None, "x is None"),
+        ({"a": SparseTensor()}, None, r"x\['a'\] is a SparseTensor.* tf\.sparse\.to_dense"),
+        (map(int, "12"), None, "x is a map, whose samples cannot be read: give arrays"),
     ],
 )
-def test_arrays_without_samples_are_refused(x: np.ndarray, y: np.ndarray, name: str) -> None:
-    with pytest.raises(ProgramError, match=f"{name} has the shape .* holds no samples"):
+def test_what_holds_no_samples_alike_is_refused_by_name(x: Any, y: Any, said: str) -> None:
+    with pytest.raises(ProgramError, match=said):
         ArrayData(x, y)
-
-
-def test_samples_of_different_shapes_are_refused() -> None:
-    ragged = np.array([np.zeros(2), np.zeros(3)], dtype=object)
-
-    with pytest.raises(ProgramError, match="differ in shape or type"):
-        ArrayData(ragged, np.zeros(2))
 
 
 def test_nests_of_arrays_of_any_type_are_read_together() -> None:
@@ -103,31 +108,6 @@ def test_targets_and_weights_may_be_left_out_or_given() -> None:
 
     assert (x.tolist(), y) == ([1], None)
     assert (none, weights.tolist()) == (None, [0.75])
-
-
-def test_a_list_of_samples_is_refused_with_advice() -> None:
-    """Two arrays in a list are two inputs, as in Keras, and not two samples."""
-    with pytest.raises(ProgramError, match=r"x\[0\] has 5 samples but y has 2.* taken as 2 inputs"):
-        ArrayData([np.zeros(5), np.zeros(5)], np.zeros(2))
-
-
-def test_a_wrong_leaf_is_named() -> None:
-    with pytest.raises(ProgramError, match=r"x\['a'\] has 3 samples but x\['b'\] has 2"):
-        ArrayData({"a": np.zeros(3), "b": np.zeros(2)})
-    with pytest.raises(ProgramError, match="x is an empty dict"):
-        ArrayData({})
-    with pytest.raises(ProgramError, match="x is None"):
-        ArrayData(None)
-
-
-def test_what_is_no_plain_array_is_refused_with_advice() -> None:
-    class SparseTensor:
-        shape = (3, 2)
-
-    with pytest.raises(ProgramError, match=r"x\['a'\] is a SparseTensor.* tf\.sparse\.to_dense"):
-        ArrayData({"a": SparseTensor()})
-    with pytest.raises(ProgramError, match="x is a map, whose samples cannot be read: give arrays"):
-        ArrayData(map(int, "12"))
 
 
 def _reading(parts: object) -> Data:

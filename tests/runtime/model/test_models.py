@@ -15,7 +15,7 @@ import pytest
 from custom_models import share_above
 from extended import shortened
 from keras_harness import FIRST, IMAGES, LABELS, build, bytes_of, contribution, copy_of, dense
-from keras_oracle import assert_step_of_keras, stepped_in_parts
+from keras_oracle import assert_step_of_keras, parts_of, stepped_in_parts, turn_in_parts
 
 from holdfast.runtime.model.replica import Finishing, Microbatch, OverflowTaker, make_model
 
@@ -408,16 +408,9 @@ def scaled(tf: SimpleNamespace, scale: float, growth: int = 2000) -> Callable[..
     return make
 
 
-def step(replica: Any, parts: int) -> np.ndarray:
+def step(replica: Any, parts: int, y: Any = TARGETS) -> np.ndarray:
     """Train one batch in microbatches and return the total."""
-    total: Any = 0.0
-    for ids in np.array_split(np.arange(BATCH), parts):
-        with np.errstate(invalid="ignore"):  # inf - inf
-            total = total + contribution(replica, Microbatch(IMAGES[ids], TARGETS[ids], 0))
-    if not np.isfinite(total).all():
-        assert replica.takes_overflow(total)
-    replica.apply(total, BATCH)
-    return np.asarray(total)
+    return turn_in_parts(replica, parts_of(Microbatch(IMAGES[:BATCH], y[:BATCH], 0), parts))
 
 
 def scale_of(state: dict[str, np.ndarray]) -> tuple[float, int]:
@@ -492,7 +485,7 @@ def test_without_a_dynamic_scale_an_overflow_ends_the_job(replicas: list[Any]) -
     assert not replicas[0].takes_overflow(total)
 
 
-AVERAGED_BATCH, STEPS = 15, 5
+STEPS = 5
 
 
 def averaging(tf: SimpleNamespace, overwrite: int | None = None) -> Callable[..., Any]:
@@ -505,14 +498,6 @@ def averaging(tf: SimpleNamespace, overwrite: int | None = None) -> Callable[...
     return make
 
 
-def train(replica: Any, parts: int) -> None:
-    for _ in range(STEPS):
-        total: Any = 0.0
-        for ids in np.array_split(np.arange(AVERAGED_BATCH), parts):
-            total = total + contribution(replica, Microbatch(IMAGES[ids], LABELS[ids], 0))
-        replica.apply(total, AVERAGED_BATCH)
-
-
 @pytest.mark.parametrize("overwrite", shortened([None, 2], here=[None]))
 @pytest.mark.parametrize("parts", shortened([1, 2, 3], here=[3]))
 def test_training_ends_with_the_averages_of_fit(
@@ -521,16 +506,12 @@ def test_training_ends_with_the_averages_of_fit(
     replica = build(tf, averaging(tf, overwrite))
     fitted = build(tf, averaging(tf, overwrite))
 
-    train(replica, parts)
+    for _ in range(STEPS):
+        step(replica, parts, LABELS)
     before = copy_of(replica.state())
     replica.finish()
     fitted.model.fit(
-        IMAGES[:AVERAGED_BATCH],
-        LABELS[:AVERAGED_BATCH],
-        batch_size=AVERAGED_BATCH,
-        epochs=STEPS,
-        shuffle=False,
-        verbose=0,
+        IMAGES[:BATCH], LABELS[:BATCH], batch_size=BATCH, epochs=STEPS, shuffle=False, verbose=0
     )
 
     assert isinstance(replica, Finishing)
@@ -542,7 +523,7 @@ def test_training_ends_with_the_averages_of_fit(
 
 def test_averaging_twice_is_averaging_once(tf: SimpleNamespace) -> None:
     replica = build(tf, averaging(tf))
-    train(replica, 2)
+    step(replica, 2, LABELS)
 
     replica.finish()
     once = copy_of(replica.state())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,7 @@ from keras_harness import contribution, copy_of
 
 from holdfast.runtime.exchange.memory import aligned_vector
 from holdfast.runtime.model.model_rules import model_variables
-from holdfast.runtime.model.replica import Microbatch, leaves, map_leaves
+from holdfast.runtime.model.replica import Microbatch, map_leaves
 
 Make = Callable[[SimpleNamespace], Any]
 
@@ -24,13 +24,25 @@ def parts_of(batch: Microbatch, count: int) -> list[Microbatch]:
     """Return the batch in ``count`` parts of different sizes."""
     cuts = [round(cut * batch.samples) for cut in UNEVEN[count] if cut < 1.0]
     bounds = [0, *cuts, batch.samples]
-    return [_rows(batch, a, b) for a, b in itertools.pairwise(bounds)]
+    return [batch.rows(slice(a, b)) for a, b in itertools.pairwise(bounds)]
 
 
 def fresh_model(tf: SimpleNamespace, make: Make) -> Any:
     tf.keras.backend.clear_session()
     tf.keras.utils.set_random_seed(7)
     return make(tf)
+
+
+def turn_in_parts(replica: Any, parts: Sequence[Microbatch]) -> np.ndarray:
+    """Do one turn of a step on a batch in parts, also if it overflows; return the total."""
+    total = aligned_vector(replica.shape.total)
+    total[:] = 0.0
+    for part in parts:
+        with np.errstate(invalid="ignore"):  # inf - inf
+            total += contribution(replica, part)
+    assert np.isfinite(total).all() or replica.takes_overflow(total)
+    replica.apply(total, sum(part.samples for part in parts))
+    return total
 
 
 def stepped_in_parts(
@@ -40,11 +52,7 @@ def stepped_in_parts(
     parts = parts_of(batch, count)
     replica = tf.replica(fresh_model(tf, make), parts[0].x, parts[0].y, parts[0].weights)
     for _ in range(steps):
-        total = aligned_vector(replica.shape.total)
-        total[:] = 0.0
-        for part in parts:
-            total += contribution(replica, part)
-        replica.apply(total, batch.samples)
+        total = turn_in_parts(replica, parts)
     sums = total[replica.shape.gradient :].astype(np.float64)
     return copy_of(replica.state()), replica.results(
         replica.measures.settle(sums, batch.samples), batch.samples
@@ -66,7 +74,7 @@ def stepped_by_keras(
 ) -> tuple[Any, dict[str, float]]:
     """Return the model after the same steps by Keras, and the logs of the last one."""
     model = fresh_model(tf, make)
-    tensors = map_leaves(lambda a: a, (batch.x, batch.y, batch.weights))
+    tensors = map_leaves(lambda a: a, batch.parts)
     for _ in range(steps):
         logs = model.train_on_batch(*tensors, return_dict=True)
     return model, {name: float(value) for name, value in logs.items()}
@@ -90,12 +98,3 @@ def assert_step_of_keras(
     assert set(results) == set(logs)
     for name, value in logs.items():
         np.testing.assert_allclose(results[name], value, rtol=rtol, atol=1e-6, err_msg=name)
-
-
-def _rows(batch: Microbatch, start: int, stop: int) -> Microbatch:
-    x, y, weights = (
-        map_leaves(lambda array: array[start:stop], part)
-        for part in (batch.x, batch.y, batch.weights)
-    )
-    assert leaves(x)
-    return Microbatch(x, y, batch.seed, weights)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from custom_models import ALONE, BATCH, X, Y
 from extended import extended, shortened
-from keras_oracle import fresh_model, parts_of
+from keras_oracle import fresh_model, parts_of, turn_in_parts
 
 from holdfast.runtime.exchange.memory import aligned_vector
 from holdfast.runtime.model.captured_step import Number, StepLogs
@@ -59,15 +59,7 @@ def train(replica: Any, batch: Microbatch, count: int, steps: int = STEPS) -> np
     for _ in range(steps):
         is_done = False
         while not is_done:
-            total = aligned_vector(replica.shape.total)
-            total[:] = 0.0
-            for part in parts(batch, count):
-                out = aligned_vector(total.size)
-                out[:] = np.nan
-                replica.contribute(part, out)
-                total += out
-            replica.apply(total, batch.samples)
-            sums += total[replica.shape.gradient :]
+            sums += turn_in_parts(replica, parts(batch, count))[replica.shape.gradient :]
             is_done = replica.turn == 0
     return sums
 
@@ -172,27 +164,16 @@ def test_scaled_loss_of_an_own_step(tf: SimpleNamespace, scale: float, *, overfl
     make = partial(custom_models.augmented, scale=scale)
     replica = replica_for(tf, make, BATCH)
     plain = replica_for(tf, custom_models.augmented, BATCH)
-    total = np.zeros(replica.shape.total, np.float32)
-
-    for part in parts(BATCH, 2):
-        out = aligned_vector(total.size)
-        replica.contribute(part, out)
-        with np.errstate(invalid="ignore"):  # inf - inf
-            total += out
     before = [np.asarray(v.value) for v in replica.model.trainable_variables]
-    is_taken = replica.takes_overflow(total)
-    replica.apply(total, BATCH.samples)
+
+    total = turn_in_parts(replica, parts(BATCH, 2))
     train(plain, BATCH, 2, steps=1)
 
     assert np.isfinite(total).all() != overflows
-    assert is_taken
     assert float(replica.model.optimizer.dynamic_scale) == (scale / 2 if overflows else scale)
     expected = before if overflows else [v.value for v in plain.model.trainable_variables]
     for variable, value in zip(replica.model.trainable_variables, expected, strict=True):
         np.testing.assert_allclose(variable.value, value, rtol=2e-2, atol=2e-3)
-
-
-pytest.importorskip("keras")
 
 
 NUMBERS = (Number("critic", (2,)), Number("maker", ()))

@@ -187,9 +187,8 @@ def test_two_parts_and_validation_are_right_too(tf: SimpleNamespace, case: str) 
     make, batch = CASES[case]
     first = parts_of(batch, 2)[0]
     replica = tf.replica(fresh_model(tf, make), first.x, first.y, first.weights)
-    tensors = batch.x, batch.y, batch.weights
 
-    logs = replica.model.test_on_batch(*tensors, return_dict=True)
+    logs = replica.model.test_on_batch(*batch.parts, return_dict=True)
 
     for count in (1, 2, 3):
         assert evaluated_in_parts(replica, batch, count=count) == pytest.approx(logs, rel=1e-5)
