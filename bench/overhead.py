@@ -25,7 +25,7 @@ import numpy as np
 
 from holdfast import ArrayData, Trainer
 from holdfast.recovery.ledger import Cursor, Ledger
-from holdfast.recovery.step import Bit, Wishes, ballot, outcome
+from holdfast.recovery.step import Bit, ballot, outcome
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.exchange.mpi_communicator import MpiCommunicator, join_world
@@ -195,7 +195,7 @@ class Guard:
 
     def vote(self) -> None:
         """Agree that the step may be applied."""
-        flags = ballot(is_finite=True, wishes=Wishes(), save=Bit(0))
+        flags = ballot(is_finite=True, save=Bit(0))
         assert outcome(self._communicator.agree(flags)).is_yes
 
     def note(self, step: int) -> None:

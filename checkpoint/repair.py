@@ -38,10 +38,6 @@ _Place: TypeAlias = tuple[Disk, Path]
 """A directory that may have files of a step."""
 
 
-def silent(_count: int) -> None:
-    """Ignore progress."""
-
-
 @dataclass(frozen=True, slots=True)
 class StepCheck:
     """The outcome of verifying a step: its size in bytes, and the reason not to use it.
@@ -62,7 +58,11 @@ class StepCheck:
 
 
 def verify_step(
-    store: CheckpointStore, step: int, *, run_id: str | None = None, progress: CountBytes = silent
+    store: CheckpointStore,
+    step: int,
+    *,
+    run_id: str | None = None,
+    progress: CountBytes = lambda _: None,
 ) -> StepCheck:
     """Compare every digest of a committed step, and its run with ``run_id`` if given."""
     nbytes = 0
@@ -100,7 +100,7 @@ def mend_step(
     step: int,
     *,
     run_id: str | None = None,
-    progress: CountBytes = silent,
+    progress: CountBytes = lambda _: None,
 ) -> MendResult:
     """Put the files that a step of a store lacks back from a copy; return once it verifies.
 

@@ -202,23 +202,17 @@ _STEP_OK, _FINITE, _SAVE_BITS = Bit.STEP_OK.value, Bit.FINITE.value, SAVE_BITS.v
 _NO_SAVE_WANTED, _NO_STOP_WANTED = Bit.NO_SAVE_WANTED.value, Bit.NO_STOP_WANTED.value
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """The requests of an agent to its worker."""
-
-    save: bool = False
-    stop: bool = False
-
-
-def ballot(*, is_finite: bool, wishes: Wishes, save: Bit) -> int:
+def ballot(
+    *, is_finite: bool, save: Bit, wants_save: bool = False, wants_stop: bool = False
+) -> int:
     """Return the flags of a worker whose exchange succeeded."""
     # Plain integers: each operator of IntFlag searches for the member of its result.
     flags = _STEP_OK | (int(save) & _SAVE_BITS)
     if is_finite:
         flags |= _FINITE
-    if not wishes.save:
+    if not wants_save:
         flags |= _NO_SAVE_WANTED
-    if not wishes.stop:
+    if not wants_stop:
         flags |= _NO_STOP_WANTED
     return flags
 

@@ -36,16 +36,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from holdfast.recovery.placement import HostSlots, total_slots
 from holdfast.recovery.schedule import clock_s
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.system.own_process import answer_of
 from holdfast.runtime.system.processes import ancestors_names
-
-Lines: TypeAlias = Callable[[str], tuple[str, ...]]
-"""Returns the lines of a file that a variable names; none if it cannot be read."""
 
 _NODES = "SLURM_JOB_NODELIST"
 _ASKED_FOR = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
@@ -162,10 +159,10 @@ class Allocation:
         return f"{self.scheduler.value} job {self.job_id}"
 
 
-def find_allocation(environ: Mapping[str, str], lines: Lines | None = None) -> Allocation | None:
+def find_allocation(environ: Mapping[str, str]) -> Allocation | None:
     """Return the allocation that this process runs in, None outside batch systems."""
     # Slurm first: other batch systems can be started inside one of its jobs, not around it.
-    found = _read_slurm(environ) or _read_pbs(environ, lines or _lines_of)
+    found = _read_slurm(environ) or _read_pbs(environ)
     if found is None:
         return None
     has_workers = found.workers is not None and found.workers.count > 0
@@ -368,13 +365,13 @@ def _expand_ranges(text: str) -> Iterator[str]:
             yield piece
 
 
-def _read_pbs(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
+def _read_pbs(environ: Mapping[str, str]) -> Allocation | None:
     """Return the allocation of a PBS job, None outside PBS."""
     job = environ.get("PBS_JOBID")
     if not job:
         return None
     # The file has a line for each slot, and begins with the host of the batch script.
-    slots = Counter(lines(environ.get("PBS_NODEFILE", "")))
+    slots = Counter(_lines_of(environ.get("PBS_NODEFILE", "")))
     hosts = tuple(HostSlots(name, count) for name, count in slots.items())
     workers = Workers(total_slots(hosts), "PBS_NODEFILE") if hosts else None
     return Allocation(

@@ -28,7 +28,6 @@ from holdfast.recovery.step import (
     Outcome,
     StepEvent,
     StepState,
-    Wishes,
     ballot,
     next_state,
     outcome,
@@ -59,8 +58,7 @@ from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.records import LoopRecords
 
 _POLL_S = 0.005
-_NO_WISHES = Wishes()
-_NOTHING_AGREED = outcome(ballot(is_finite=True, wishes=_NO_WISHES, save=Bit(0)))
+_NOTHING_AGREED = outcome(ballot(is_finite=True, save=Bit(0)))
 
 
 class TrainingLoop:
@@ -261,8 +259,14 @@ class TrainingLoop:
 
     def _vote(self) -> StepEvent:
         self._visit(Site.VOTE)
+        requests = self._context.page.requests
+        # Clocks differ, and one wish is enough.
+        is_due = self._membership.is_first and self._clock.is_due(time.monotonic())
         flags = ballot(
-            is_finite=self._sum.is_finite, wishes=self._wishes(), save=self._saver.bits()
+            is_finite=self._sum.is_finite,
+            save=self._saver.bits(),
+            wants_save=is_due or bool(requests and RequestFlag.SAVE in requests),
+            wants_stop=bool(requests and RequestFlag.STOP in requests),
         )
         self._outcome = outcome(self._membership.communicator.agree(flags))
         if not self._outcome.is_yes:
@@ -367,7 +371,7 @@ class TrainingLoop:
                 self._saver.give_up_if_hopeless(cursor)
                 self._begin_save()
         self._saver.wait(_POLL_S)
-        flags = ballot(is_finite=True, wishes=Wishes(), save=self._saver.bits())
+        flags = ballot(is_finite=True, save=self._saver.bits())
         agreed = outcome(self._membership.communicator.agree(flags))
         with self._moving:
             self._saver.hear(agreed)
@@ -453,17 +457,6 @@ class TrainingLoop:
         if self._ending is not None or self.is_complete:
             return True
         return self._is_stopping and work_plan.is_save_point(cursor)
-
-    def _wishes(self) -> Wishes:
-        requests = self._context.page.requests
-        # Clocks differ, and one wish is enough.
-        is_due = self._membership.is_first and self._clock.is_due(time.monotonic())
-        if not (requests or is_due):
-            return _NO_WISHES
-        return Wishes(
-            save=is_due or RequestFlag.SAVE in requests,
-            stop=RequestFlag.STOP in requests,
-        )
 
     def _visit(self, site: Site, step: int | None = None) -> None:
         """Pass a fault site, by default at the step of the current update or validation."""

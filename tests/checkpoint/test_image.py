@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_filesystem import FakeFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,7 +66,7 @@ def test_every_flipped_byte_of_an_image_is_found(store: CheckpointStore) -> None
 
     for place in range(0, image.size):
         buffer[place] ^= 4
-        with pytest.raises(SnapshotDamaged, match="changed"):
+        with pytest.raises(SnapshotDamaged, match=r"tensor '[ab]' have changed|changed outside"):
             record.check(memoryview(buffer))
         buffer[place] ^= 4
     buffer[-1] ^= 1
@@ -75,22 +74,6 @@ def test_every_flipped_byte_of_an_image_is_found(store: CheckpointStore) -> None
         staging.write_image(memoryview(buffer), record, 1)
 
     assert list(staging.path.iterdir()) == []
-
-
-def test_damaged_piece_is_not_written_and_leaves_no_shard() -> None:
-    state: dict[str, Tensor] = {name: np.arange(5000.0) for name in "abc"}
-    image = lay_out_shard(ShardLayout(specs_of(state), 1), 0, "run")
-    buffer = bytearray(image.size)
-    record = filled(image, memoryview(buffer), state, HEADER)
-    buffer[record.pieces[1][1].offset + 17] ^= 1
-    files = FakeFileSystem()
-    staging = CheckpointStore(Path("/run/job"), files).staging(HEADER.step, HEADER.generation, 1)
-
-    with pytest.raises(SnapshotDamaged, match="tensor 'b' have changed"):
-        staging.write_image(memoryview(buffer), record, 1)
-
-    assert files.list(staging.path) == ()
-    assert not any(call.startswith("fsync ") for call in files.calls)
 
 
 def state_of(shapes: dict[str, tuple[tuple[int, ...], str]]) -> dict[str, np.ndarray]:

@@ -128,17 +128,6 @@ def test_newest_two_sound_steps_stay_however_much_is_needed(store: CheckpointSto
     assert any(reason.startswith("step 10 is removed") for reason in reasons)
 
 
-def test_store_that_cannot_be_listed_is_a_reason_and_no_error(
-    store: CheckpointStore, files: SmallDisk
-) -> None:
-    add(store, 10)
-    files.fail_at(len(files.calls), errno.EIO)
-
-    (reason,) = pruner(store).make_room(1, SAVE)
-
-    assert "cannot list" in reason
-
-
 def crowded() -> tuple[SmallDisk, CheckpointStore]:
     """Return a disk with steps to keep, steps that may go, and leftovers of every kind."""
     files = SmallDisk()

@@ -75,15 +75,6 @@ def test_damage_is_remembered_until_the_step_is_saved_or_read_again() -> None:
     assert marks.damaged == set()
 
 
-def test_step_that_cannot_be_read_just_now_is_not_called_damaged() -> None:
-    filesystem, store = saved_once()
-    marks = ReadMarks(store, RUN, ())
-    filesystem.fail_at(len(filesystem.calls), errno.EIO)
-
-    assert marks.verify(10) is not None
-    assert marks.damaged == set()
-
-
 class UnreadableStep(FakeFileSystem):
     """A disk of which one step cannot be read for a while; tries count."""
 
@@ -152,7 +143,10 @@ def bad_names(store: CheckpointStore) -> list[str]:
 
 
 def test_newest_two_stay_and_the_others_are_told(store: CheckpointStore) -> None:
-    names = [add_bad(store, step) for step in (10, 30, 20, 40)]
+    names = [
+        add_bad(store, step, save)
+        for step, save in ((10, "g2-a1"), (40, "g13-a1"), (40, "g9-a1"), (40, "g13-a2"))
+    ]
     add(store, 50)
 
     reasons = Pruner(store, Retention(), RUN).prune()
@@ -161,12 +155,3 @@ def test_newest_two_stay_and_the_others_are_told(store: CheckpointStore) -> None
     assert sorted(reason.split()[0] for reason in reasons) == [names[0], names[2]]
     assert "moved aside because it is damaged" in reasons[0]
     assert Pruner(store, Retention(), RUN).prune() == ()
-
-
-def test_newest_two_of_one_step_stay(store: CheckpointStore) -> None:
-    names = [add_bad(store, 40, save_name) for save_name in ("g9-a1", "g13-a1", "g13-a2")]
-    add(store, 40)
-
-    Pruner(store, Retention(), RUN).prune()
-
-    assert bad_names(store) == sorted(names[1:])

@@ -112,17 +112,6 @@ def test_what_has_a_default_may_be_left_out(fault: Fault) -> None:
     assert parse_fault(text) == least
 
 
-@given(st.text(max_size=30))
-def test_any_text_is_a_fault_or_refused_with_an_example(text: str) -> None:
-    try:
-        fault = parse_fault(text)
-    except FaultSyntaxError as refused:
-        said = str(refused)
-    else:
-        said = f"example: {fault}"
-    assert "example: " in said
-
-
 @given(st.lists(FAULTS, unique_by=lambda fault: fault.address, max_size=12))
 def test_each_fault_of_a_plan_strikes_at_its_own_address(faults: list[Fault]) -> None:
     plan = FaultPlan(tuple(faults))

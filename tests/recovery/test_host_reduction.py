@@ -72,25 +72,6 @@ def test_roots_of_a_host_are_the_maximal_nodes_of_its_workers_together(
         assert nodes == [(node.start, node.stop) for node in expected]
 
 
-@given(worlds())
-def test_plan_of_hosts_makes_each_addition_of_the_plan_of_ranks_once(
-    world: tuple[Assignment, tuple[int, ...]],
-) -> None:
-    plan = plan_of(*world)
-    found = host_roots(plan, world[1])
-
-    sizes = [len(root.inside.roots) for root in found.roots]
-    starts = [0, *itertools.accumulate(sizes)]
-    inside = [
-        (starts[index] + left, starts[index] + right)
-        for index, root in enumerate(found.roots)
-        for left, right in root.inside.combines
-    ]
-    above = [(starts[left], starts[right]) for left, right in found.combines]
-    assert sorted(inside + above) == sorted(plan.combines)
-    assert [part for root in found.roots for part in root.inside.roots] == list(plan.roots)
-
-
 @given(layouts(), st.integers(0, 3000))
 def test_pieces_join_to_the_vector_and_each_has_one_server_a_host(
     hosts: tuple[int, ...], size: int

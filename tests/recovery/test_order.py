@@ -99,19 +99,6 @@ def test_microbatches_cut_the_batch_like_array_split(
     assert {part.dtype for part in parts} == {np.dtype(np.int64)}
 
 
-@given(seeds, counts, counts, st.integers(0, 200))
-def test_only_the_last_batch_of_an_epoch_is_short(
-    seed: int, samples: int, global_batch: int, index: int
-) -> None:
-    order = SampleOrder(seed, samples, global_batch, 1)
-
-    size = len(order.batch(index))
-
-    is_last = (index + 1) % order.steps_per_epoch == 0
-    rest = samples - (order.steps_per_epoch - 1) * global_batch
-    assert size == (rest if is_last else global_batch)
-
-
 @given(counts, counts, counts)
 def test_sequential_order_visits_samples_in_their_own_order(
     samples: int, global_batch: int, microbatches: int

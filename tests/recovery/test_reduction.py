@@ -63,20 +63,6 @@ def test_roots_of_a_rank_are_its_maximal_nodes(ownership: tuple[Assignment, Worl
         assert mine == maximal_nodes(assignment.owned_by(worker), assignment.microbatches)
 
 
-@given(ownerships())
-def test_roots_cover_every_leaf_once_and_each_but_the_first_is_folded_once(
-    ownership: tuple[Assignment, World],
-) -> None:
-    assignment, world = ownership
-
-    plan = plan_reduction(assignment, world, assignment.microbatches)
-
-    leaves = [leaf for root in plan.roots for leaf in root.node.leaves]
-    assert leaves == list(range(assignment.microbatches))
-    assert sorted(right for _, right in plan.combines) == list(range(1, len(plan.roots)))
-    assert all(left < right for left, right in plan.combines)
-
-
 def test_order_of_additions_matters_for_the_vectors_of_these_tests() -> None:
     """If any order gave the same bits, the tests above would prove nothing."""
     leaves = wide_leaves(6, seed=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from holdfast.runtime.batch import schedulers
 from holdfast.runtime.batch.schedulers import (
     CHAIN,
     Allocation,
-    Lines,
     Scheduler,
     Workers,
     find_allocation,
@@ -76,12 +74,10 @@ SLURM_WITHOUT_TASKS = without("SLURM_NTASKS", SLURM_BATCH) | {"SLURM_TASKS_PER_N
 PBS_PRO = {
     "PBS_ENVIRONMENT": "PBS_BATCH",
     "PBS_JOBID": "4711.head",
-    "PBS_NODEFILE": "/var/spool/pbs/aux/4711.head",
+    "PBS_NODEFILE": str(Path(__file__).with_name("pbs_nodes.txt")),
     "NCPUS": "4",
 }
 TORQUE = PBS_PRO | {"PBS_WALLTIME": "7200", "PBS_NP": "6"}
-PBS_NODES = ("r1i0", "r1i0", "r1i0", "r1i0", "r1i1", "r1i1")
-FILES = {PBS_PRO["PBS_NODEFILE"]: PBS_NODES}
 
 ON_ONE_HOST = Allocation(
     Scheduler.SLURM,
@@ -173,19 +169,15 @@ OF_SLURM = {"SLURM_JOB_ID": "7", "ENVIRONMENT": "BATCH"}
 OF_PBS = {"PBS_JOBID": "8.head", "PBS_ENVIRONMENT": "PBS_BATCH"}
 
 
-def lines(path: str) -> tuple[str, ...]:
-    return FILES.get(path, ())
-
-
-def found(environ: Mapping[str, str], read: Lines | None = lines) -> Allocation:
-    allocation = find_allocation(environ, read)
+def found(environ: Mapping[str, str]) -> Allocation:
+    allocation = find_allocation(environ)
     assert allocation is not None
     return allocation
 
 
 @pytest.mark.parametrize(("environ", "expected"), CASES.values(), ids=CASES)
 def test_environment_is_read(environ: Mapping[str, str], expected: Allocation) -> None:
-    assert find_allocation(environ, lines) == expected
+    assert find_allocation(environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -194,7 +186,7 @@ def test_environment_is_read(environ: Mapping[str, str], expected: Allocation) -
     ids=["nothing", "one that is not known", "a login node", "an empty one"],
 )
 def test_outside_batch_systems_there_is_nothing(environ: Mapping[str, str]) -> None:
-    assert find_allocation(environ, lines) is None
+    assert find_allocation(environ) is None
 
 
 @pytest.mark.parametrize(
@@ -272,7 +264,7 @@ def test_list_of_hosts_is_expanded(text: str, hosts: list[str]) -> None:
 
 @given(st.dictionaries(st.sampled_from(_NAMES), st.text(max_size=12)))
 def test_no_environment_is_an_error(environ: dict[str, str]) -> None:
-    allocation = find_allocation(environ, lambda path: tuple(re.split(r"\s", path)))
+    allocation = find_allocation(environ)
 
     assert allocation is None or allocation.workers is None or allocation.workers.count > 0
 
@@ -293,7 +285,7 @@ def test_file_of_nodes_is_read_from_the_disk_if_it_can_be(
     if content is not None:
         nodes.write_bytes(content)
 
-    job = found(OF_PBS | {"PBS_NODEFILE": str(nodes)}, None)
+    job = found(OF_PBS | {"PBS_NODEFILE": str(nodes)})
 
     assert job.hosts == hosts
     assert job.workers == (Workers(3, "PBS_NODEFILE") if hosts else None)

@@ -58,7 +58,10 @@ def test_directory_stays_while_one_of_its_owners_lives(tmp_path: Path) -> None:
     assert remove_dead_directories(str(tmp_path)) == ()
     maker.kill()
     assert remove_dead_directories(str(tmp_path)) == ()
+    assert is_held(directory)
     agent.kill()
+    assert not is_held(directory)
+    assert not is_held(tmp_path)
     assert remove_dead_directories(str(tmp_path)) == (directory,)
     assert list(tmp_path.iterdir()) == []
 
@@ -142,17 +145,6 @@ def test_directory_that_somebody_else_has_made_is_not_taken(tmp_path: Path) -> N
     with pytest.raises(PermissionError, match="another user has made it"):
         make_again(directory)
     assert [*(tmp_path / "theirs").iterdir()] == []
-
-
-@pytest.mark.process
-def test_directory_is_held_as_long_as_its_owner_lives(tmp_path: Path) -> None:
-    owner = Owner("make", tmp_path)
-    directory = Path(owner.said)
-
-    assert is_held(directory)
-    owner.kill()
-    assert not is_held(directory)
-    assert not is_held(tmp_path)
 
 
 @pytest.mark.process

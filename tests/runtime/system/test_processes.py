@@ -129,34 +129,21 @@ def test_zombie_is_not_alive(sleeper: subprocess.Popen[bytes]) -> None:
     assert not is_alive(sleeper.pid)
 
 
-def test_memory_that_a_process_fills_is_resident() -> None:
-    before = resident_bytes(os.getpid())
-
-    filled = b"x" * (64 << 20)
-
-    after = resident_bytes(os.getpid())
-    assert before is not None
-    assert after is not None
-    assert len(filled) * 0.9 < after - before < len(filled) * 2
-
-
-def test_open_files_are_counted_beside_their_limit() -> None:
-    before, limit = count_open_files(os.getpid()) or (0, 0)
-    fd = os.open("/dev/null", os.O_RDONLY)
-
-    after, _ = count_open_files(os.getpid()) or (0, 0)
-
-    os.close(fd)
-    assert after == before + 1
-    assert limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def test_process_that_is_gone_has_no_memory_and_no_files() -> None:
+def test_memory_and_open_files_of_a_process_are_counted_while_it_lives() -> None:
+    before, files = resident_bytes(os.getpid()), count_open_files(os.getpid())
     child = subprocess.Popen(["true"])
     child.wait()
 
-    assert resident_bytes(child.pid) is None
-    assert count_open_files(child.pid) is None
+    filled = b"x" * (64 << 20)
+    with open("/dev/null", "rb"):
+        after, more_files = resident_bytes(os.getpid()), count_open_files(os.getpid())
+
+    assert before is not None
+    assert after is not None
+    assert len(filled) * 0.9 < after - before < len(filled) * 2
+    assert files is not None
+    assert more_files == (files[0] + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    assert (resident_bytes(child.pid), count_open_files(child.pid)) == (None, None)
 
 
 def test_process_without_a_descriptor_left_reads_nothing_and_does_not_fail() -> None:
