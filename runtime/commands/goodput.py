@@ -15,20 +15,17 @@ import itertools
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from operator import attrgetter
-from typing import Any, NamedTuple
+from operator import attrgetter, itemgetter
+from typing import NamedTuple
 
 from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
 from holdfast.runtime.run.entries import Entries, Entry, jobs_of, of
 from holdfast.runtime.run.events import JobStarted, LaunchBegan, Paused, Relaunch, Step
 
 _NS = 1_000_000_000
-_LAUNCHES = (LaunchBegan, JobStarted, Relaunch)
-"""A client that shows a job launches nothing: training has gone on without it."""
-
 SINCE_LAST_STEP = "since the last step"
 """Nobody knows yet what it will turn out to be: another step, a repair, the end."""
 
@@ -153,28 +150,24 @@ def spans_of(
     steps = [
         step for step in _steps(entries, redone_from) if step.end > began and step.begin < ended
     ]
-    marks = _Marks(entries)
+    marks, at = _marks(entries), itemgetter(0)
     spans: list[Span] = []
     here, before = began, None
     for step in steps:
         begin, end = max(here, step.begin), min(max(here, step.end), ended)
         begin = min(begin, end)
-        spans.append(Span(marks.cause(here, begin, before, step), here, begin))
+        within = marks[bisect_right(marks, here, key=at) : bisect_right(marks, begin, key=at)]
+        spans.append(Span(_cause([kind for _, kind in within], before, step), here, begin))
         middle = min(max(begin, step.counts_until), end)
         spans.append(Span(Bucket.TRAINING, begin, middle))
         spans.append(Span(Bucket.REPEATED, middle, end))
         here, before = end, step
     spans.append(Span(Bucket.ENDING if before else Bucket.STARTING, here, ended))
-    for pause in _pauses(entries):
-        spans = [piece for span in spans for piece in _around(span, pause)]
-    return tuple(span for span in spans if span.end > span.begin)
-
-
-def _pauses(entries: Entries) -> Iterator[Span]:
-    """Yield the times in which the whole job stood still."""
     for entry in of(entries, Paused):
         until = _ns(entry.event.until)
-        yield Span(Bucket.PAUSED, until - _ns(entry.event.seconds), until)
+        pause = Span(Bucket.PAUSED, until - _ns(entry.event.seconds), until)
+        spans = [piece for span in spans for piece in _around(span, pause)]
+    return tuple(span for span in spans if span.end > span.begin)
 
 
 def _around(span: Span, pause: Span) -> tuple[Span, Span, Span]:
@@ -196,42 +189,32 @@ def buckets_of(spans: Sequence[Span]) -> dict[Bucket, int]:
     return lengths
 
 
-class _Marks:
-    """The moments of launches, of renewals, and of the beginnings of saves."""
-
-    def __init__(self, entries: Entries) -> None:
-        relaunches = of(entries, Relaunch)
-        renewals = [entry for entry in relaunches if entry.event.is_renewal]
-        losses = [entry for entry in relaunches if not entry.event.is_renewal]
-        self._launches = _moments(e for e in entries if isinstance(e.event, _LAUNCHES))
-        self._renewals = _moments(renewals)
-        self._losses = _moments([*losses, *of(entries, JobStarted)])
-        saves = [(save.now, save.event.seconds) for save in of(entries, Checkpoint)]
-        failed = [(save.now, save.event.seconds or 0.0) for save in of(entries, CheckpointFailed)]
-        self._saves = sorted(_ns(now - seconds) for now, seconds in (*saves, *failed))
-
-    def cause(self, begin: int, end: int, before: _Step | None, after: _Step) -> Bucket:
-        """Return the bucket of the gap between two steps."""
-        if before is None:
-            return Bucket.STARTING
-        if _is_any_within(self._launches, begin, end):
-            is_renewal = _is_any_within(self._renewals, begin, end)
-            is_loss = _is_any_within(self._losses, begin, end)
-            return Bucket.RENEWAL if is_renewal and not is_loss else Bucket.RELAUNCH
-        if before.generation != after.generation:
-            return Bucket.REPAIR
-        if _is_any_within(self._saves, begin, end):
-            return Bucket.SAVING
-        return Bucket.TRAINING
+def _marks(entries: Entries) -> list[tuple[int, str]]:
+    """Return the moments that tell the cause of a gap, in order; a save counts as it began."""
+    found = []
+    for entry in entries:
+        match entry.event:
+            case LaunchBegan():  # a client that shows a job launches nothing
+                found.append((_ns(entry.now), "launch"))
+            case JobStarted() | Relaunch(is_renewal=False):
+                found.append((_ns(entry.now), "loss"))
+            case Relaunch():
+                found.append((_ns(entry.now), "renewal"))
+            case Checkpoint(seconds=seconds) | CheckpointFailed(seconds=seconds):
+                found.append((_ns(entry.now - (seconds or 0.0)), "save"))
+    return sorted(found)
 
 
-def _is_any_within(moments: Sequence[int], begin: int, end: int) -> bool:
-    """Return whether one of sorted moments is after ``begin``, and not after ``end``."""
-    return bisect_right(moments, begin) < bisect_right(moments, end)
-
-
-def _moments(entries: Iterable[Entry[Any]]) -> list[int]:
-    return sorted(_ns(entry.now) for entry in entries)
+def _cause(marks: Sequence[str], before: _Step | None, after: _Step) -> Bucket:
+    """Return the bucket of the gap between two steps, with these marks in it."""
+    if before is None:
+        return Bucket.STARTING
+    if {"launch", "loss", "renewal"}.intersection(marks):
+        is_renewal = "renewal" in marks and "loss" not in marks
+        return Bucket.RENEWAL if is_renewal else Bucket.RELAUNCH
+    if before.generation != after.generation:
+        return Bucket.REPAIR
+    return Bucket.SAVING if "save" in marks else Bucket.TRAINING
 
 
 def _committed(entries: Entries) -> list[Entry[Step]]:

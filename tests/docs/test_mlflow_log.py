@@ -42,11 +42,10 @@ class Store:
         self.runs[run] = f"tags.{name} = '{value}'"
         return SimpleNamespace(info=SimpleNamespace(run_id=run))
 
-    def update_run(self, run: str, status: str) -> None:
+    def update_run(self, run: str, status: str = "FINISHED") -> None:
         self.status = status
 
-    def set_terminated(self, run: str) -> None:
-        self.status = "FINISHED"
+    set_terminated = update_run
 
     def log_param(self, run: str, name: str, value: object) -> None:
         pass

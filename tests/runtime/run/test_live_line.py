@@ -178,16 +178,11 @@ def test_loss_stays_longest_and_metrics_behind_the_third_go_first() -> None:
     assert lost == ["d", "c", "b", "a", "loss"]
 
 
-def test_name_of_wide_letters_takes_its_columns() -> None:
-    parts = [Part("損失", 0), Part("x", 1)]
-
-    assert len(fitting(parts, 7)) == 2
-    assert fitting(parts, 6) == (Part("損失", 0),)
-
-
 def test_word_that_is_cut_keeps_its_style_and_nothing_is_made_of_nothing() -> None:
     assert fitting([Part("epoch 1/2", 0, "epoch"), Part("x", 1)], 5) == (Part("epoch", 0, "epoch"),)
     assert fitting([Part("epoch", 0)], -3) == (Part("", 0),)
+    assert len(fitting([Part("損失", 0), Part("x", 1)], 7)) == 2
+    assert fitting([Part("損失", 0), Part("x", 1)], 6) == (Part("損失", 0),)
     assert fitting([], 10) == ()
 
 

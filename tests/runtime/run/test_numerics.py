@@ -67,27 +67,19 @@ def test_strange_fields_are_refused_by_name(change: dict[str, object], odd: str)
             Numerics.from_json({name: fields[name] for name in fields if name != odd})
 
 
-def test_versions_are_found_without_importing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
-    monkeypatch.delitem(sys.modules, "keras", raising=False)
-
-    assert Numerics.here(threads=2).numpy
-    assert "tensorflow" not in sys.modules
-    assert "keras" not in sys.modules
-
-
-@pytest.mark.parametrize(
-    ("value", "is_on"), [("0", False), ("False", False), ("1", True), (None, True)]
-)
-def test_onednn_is_on_unless_switched_off(
-    monkeypatch: pytest.MonkeyPatch, value: str | None, *, is_on: bool
+def test_versions_are_found_without_importing_and_onednn_is_on_unless_switched_off(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if value is None:
-        monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
-    else:
-        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", value)
+    for name in ("tensorflow", "keras"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
 
-    assert Numerics.here(threads=2).onednn is is_on
+    assert Numerics.here(threads=2).onednn
+    for value, is_on in (("0", False), ("False", False), ("1", True)):
+        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", value)
+        assert Numerics.here(threads=2).onednn is is_on
+    assert Numerics.here(threads=2).numpy
+    assert {"tensorflow", "keras"}.isdisjoint(sys.modules)
 
 
 @pytest.mark.parametrize(
