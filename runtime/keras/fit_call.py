@@ -28,7 +28,6 @@ from holdfast.runtime.data.samples import (
     Data,
     SampleRange,
     WeighedByClass,
-    class_weights_of,
     no_classes,
 )
 from holdfast.runtime.data.source import (
@@ -39,7 +38,6 @@ from holdfast.runtime.data.source import (
     is_pipeline,
 )
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.replica import Nest, leaves, map_leaves
 from holdfast.runtime.training.stages import Stages
 from holdfast.runtime.training.training_job import FIRST_EPOCH
 
@@ -223,27 +221,18 @@ class FitData:
 
 def _data_of(call: FitCall, given: Data | Feed | None) -> FitData:
     """Return the data of ``call``; the last part validates if nothing is given for that."""
-    share = 0.0 if given is not None else call.validation_split
     if isinstance(call.x, Data):
-        return _of_samples(call.x, call, given, share)
-    parts, held_out = _split((call.x, call.y, call.sample_weight), share)
-    x, y, weights = parts
-    if call.class_weight is not None:
-        if weights is not None:
+        _check_alone(call, f"a {type(call.x).__name__}: its read(ids) returns")
+        data = call.x
+    else:
+        if call.class_weight is not None and call.sample_weight is not None:
             raise ProgramError(
                 "fit() got class_weight and sample_weight: multiply them into one sample_weight"
             )
-        weights = class_weights_of(y, call.class_weight)
-    validation = given if held_out is None else _first_steps(ArrayData(*held_out), call)
-    return FitData(ArrayData(x, y, weights), validation)
-
-
-def _of_samples(data: Data, call: FitCall, given: Data | Feed | None, share: float) -> FitData:
-    """Return samples that are read by number, with what ``call`` says of them."""
-    _check_alone(call, f"a {type(data).__name__}: its read(ids) returns")
+        data = ArrayData(call.x, call.y, call.sample_weight)
     training, validation = data, given
-    if share:
-        stop = _trained(len(data), share)
+    if call.validation_split and given is None:
+        stop = _trained(len(data), call.validation_split)
         training = SampleRange(data, 0, stop)
         validation = _first_steps(SampleRange(data, stop, len(data)), call)
     if call.class_weight is not None:
@@ -285,19 +274,6 @@ def _first_steps(data: Data, call: FitCall) -> Data:
     check_steps("validation_steps", steps)
     steps = call.in_executions(steps) or steps
     return SampleRange(data, 0, min(len(data), steps * call.validation_batch(len(data))))
-
-
-def _split(
-    parts: tuple[Nest, ...], share: float
-) -> tuple[tuple[Nest, ...], tuple[Nest, ...] | None]:
-    """Return what stays for training, and the last samples, which validate, if there are any."""
-    if not share:
-        return parts, None
-    stop = _trained(len(leaves(parts[0])[0]), share)
-    return (
-        tuple(map_leaves(lambda array: array[:stop], part) for part in parts),
-        tuple(map_leaves(lambda array: array[stop:], part) for part in parts),
-    )
 
 
 def _trained(samples: int, share: float) -> int:

@@ -35,7 +35,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
 def test_every_script_stands_in_the_table_once() -> None:
     paths = {script.path for script in SUITE.values()}
 
-    assert len(SUITE) == 30
+    assert len(SUITE) == 28
     assert paths == set(SCRIPTS.glob("*/*.py"))
 
 

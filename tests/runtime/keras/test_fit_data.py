@@ -31,10 +31,11 @@ def supply(call: FitCall) -> Any:
 
 
 def test_last_part_is_held_out() -> None:
-    arrays = supply(FitCall({"a": X, "b": Y}, Y, validation_split=0.25))
+    arrays = supply(FitCall({"a": X, "b": Y}, Y, validation_split=0.25, sample_weight=ALL))
     numbered = supply(FitCall(_Numbered(10), validation_split=0.25, class_weight={1: 5.0}))
 
-    x, y = arrays.validation.read(np.arange(3))
+    x, y, weights = arrays.validation.read(np.arange(3))
+    assert weights.tolist() == [7, 8, 9]
     np.testing.assert_array_equal(x["a"], X[7:])
     np.testing.assert_array_equal(y, Y[7:])
     np.testing.assert_array_equal(numbered.validation.read(np.array([2, 0]))[0], [[9], [7]])
@@ -63,13 +64,6 @@ def test_samples_that_train_and_validate_are_counted(
         assert (len(data.training), len(data.validation)) == sizes
 
 
-def test_weights_of_samples_are_split_and_read_with_them() -> None:
-    data = supply(FitCall(X, Y, sample_weight=ALL / 10, validation_split=0.2))
-
-    np.testing.assert_allclose(data.training.read(np.array([3]))[2], [0.3])
-    np.testing.assert_allclose(data.validation.read(np.array([1]))[2], [0.9])
-
-
 @pytest.mark.parametrize("targets", [Y, Y.reshape(10, 1), np.eye(3)[Y], Y.astype(np.float32)])
 def test_class_weight_weighs_each_sample_by_its_class(targets: Any) -> None:
     data = supply(FitCall(X, targets, class_weight={0: 2.0, 2: 0.5}))
@@ -83,7 +77,7 @@ def test_class_weight_weighs_each_sample_by_its_class(targets: Any) -> None:
 )
 def test_class_weight_that_is_not_clear_is_refused(y: Any, weights: Any, said: str) -> None:
     with pytest.raises(ProgramError, match=said):
-        supply(FitCall(X, y, sample_weight=weights, class_weight={0: 1.0}))
+        supply(FitCall(X, y, sample_weight=weights, class_weight={0: 1.0})).training.read(ALL)
 
 
 @pytest.mark.parametrize("share", [0.96, 1.0])

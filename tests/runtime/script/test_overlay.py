@@ -204,25 +204,6 @@ def test_next_first_worker_finishes_the_round_of_the_dead_one(
     assert second.said == []
 
 
-def test_third_worker_takes_over_from_the_second(
-    folder: Path, tmp_path: Path, undisturbed: dict[str, bytes]
-) -> None:
-    workers = [Worker(folder, tmp_path / f"scratch-{i}", is_first=i == 0) for i in range(3)]
-    for worker in workers:
-        worker.run("begin")
-    agree(*workers)
-    for epoch in range(1, 4):
-        for worker in workers:
-            worker.run("end_epoch", epoch)
-        if len(workers) > 1:
-            workers.pop(0).die()
-            workers[0].files.take_over()
-        agree(*workers)
-
-    workers[0].callbacks[0].file.close()
-    assert content(folder) == undisturbed
-
-
 @pytest.mark.parametrize("beyond", [0, 1, 2])
 def test_launch_that_resumes_cuts_growing_files_and_goes_on(
     folder: Path, tmp_path: Path, undisturbed: dict[str, bytes], beyond: int

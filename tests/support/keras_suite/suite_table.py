@@ -79,7 +79,6 @@ _ALL = (
     _script("models/lstm_masks", 2, 6),
     _script("models/endpoint", 2, 9),
     _script("models/ctc", 2, 8),
-    _script("models/auc_f1", 2, 6),
     _script("models/class_weights", 3, 6),
     _script("models/sampling", 2, 8, DRAWS),
     _script("inputs/augmentation", 2, 8, DRAWS),
@@ -95,7 +94,6 @@ _ALL = (
     _script("steps/distillation", 2, 21),  # in the second of its three trainings
     _script("steps/fine_tuning", 3, 13),  # in the second of its two trainings
     _script("steps/mixed_precision", 2, 12, OVERFLOWS),
-    _script("steps/ema", 2, 9),
     _script("steps/accumulation", 2, 13),
     _script("callbacks/own_callback", 3, 18),
     _script("callbacks/stopping", 2, 11),
