@@ -91,15 +91,20 @@ def test_only_the_two_newest_pairs_are_kept(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "count"),
-    [(2 * NBYTES, 2), (2 * NBYTES - 1, 1), (NBYTES, 1), (NBYTES - 1, 0), (0, 0)],
+    ("free", "most", "count"),
+    [
+        *((2 * NBYTES, None, 2), (2 * NBYTES - 1, None, 1), (NBYTES, None, 1)),
+        *((NBYTES - 1, None, 0), (0, None, 0)),
+        *((100 * NBYTES, 2 * NBYTES, 2), (100 * NBYTES, 2 * NBYTES - 1, 1)),
+        *((100 * NBYTES, NBYTES - 1, 0), (NBYTES, 100 * NBYTES, 1), (NBYTES - 1, NBYTES, 0)),
+    ],
 )
-def test_there_are_as_many_buffers_as_the_tightest_limit_has_room_for(
-    make: Make, free: int, count: int
+def test_there_are_as_many_buffers_as_the_tightest_limit_and_the_user_have_room_for(
+    make: Make, free: int, most: int | None, count: int
 ) -> None:
-    memory = make(usage(100 * NBYTES), usage(free, "the control group /job"))
+    memory = make(usage(1000 * NBYTES), usage(free, "the control group /job"))
 
-    buffers, _ = memory.buffers(1, question())
+    buffers, _ = memory.buffers(1, question(most=most))
 
     assert len(buffers.fds) == count
 
@@ -142,24 +147,6 @@ def test_memory_that_the_system_refuses_is_done_without(
     assert len(buffers.fds) == made_before
     assert "[Errno 24] Too many open files" in buffers.lack
     assert open_descriptors() == before + made_before
-
-
-@pytest.mark.parametrize(
-    ("most", "free", "count"),
-    [
-        (2 * NBYTES, 100 * NBYTES, 2),
-        (2 * NBYTES - 1, 100 * NBYTES, 1),
-        (NBYTES - 1, 100 * NBYTES, 0),
-        (100 * NBYTES, NBYTES, 1),
-        (NBYTES, NBYTES - 1, 0),
-    ],
-)
-def test_user_may_allow_less_than_the_host_has(
-    make: Make, most: int, free: int, count: int
-) -> None:
-    buffers, _ = make(usage(free)).buffers(1, question(most=most))
-
-    assert len(buffers.fds) == count
 
 
 @pytest.fixture

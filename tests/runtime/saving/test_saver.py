@@ -52,10 +52,11 @@ BOUND_S = 60.0
 MIB = 2**20
 
 
-class FailingSave:
+class FailingSave(PendingSave):
     """A save that fails as soon as it was looked at a number of times."""
 
     def __init__(self, looks: int) -> None:
+        super().__init__()
         self._looks = looks
 
     @property
@@ -65,15 +66,6 @@ class FailingSave:
     @property
     def failure(self) -> BaseException | None:
         return OSError("the disk is full") if self._has_failed() else None
-
-    def hand_over(self, state: Tensors, state_digest: str) -> None:
-        pass
-
-    def compared(self) -> None:
-        pass
-
-    def wait(self, timeout_s: float) -> None:
-        pass
 
     def _has_failed(self) -> bool:
         self._looks -= 1

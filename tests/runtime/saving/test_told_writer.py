@@ -208,18 +208,19 @@ def wait(agent: AgentOfFakes, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told_bytes", "seconds"),
+    ("told_bytes", "is_urgent", "seconds"),
     [
-        ((), ANSWERED_WITHIN_S),  # however large the state is: a relaunch may wait behind it
-        ((FILE_BYTES,), ANSWERED_WITHIN_S + FILE_S),
-        ((FILE_BYTES, 0), ANSWERED_WITHIN_S),
+        ((), False, ANSWERED_WITHIN_S),  # however large the state is: a relaunch may wait behind it
+        ((FILE_BYTES,), False, ANSWERED_WITHIN_S + FILE_S),
+        ((FILE_BYTES, 0), False, ANSWERED_WITHIN_S),
+        ((FILE_BYTES,), True, KILLED_SETTLES_WITHIN_S),
     ],
-    ids=["no file has begun", "a file is written", "nothing is written any more"],
+    ids=["no file has begun", "a file is written", "nothing is written any more", "no time"],
 )
 def test_settle_is_waited_for_as_long_as_the_file_in_hand_takes(
-    agent: AgentOfFakes, told_bytes: tuple[int, ...], seconds: float
+    agent: AgentOfFakes, told_bytes: tuple[int, ...], seconds: float, *, is_urgent: bool
 ) -> None:
-    found = settle(agent)
+    found = settle(agent, is_urgent=is_urgent)
     for nbytes in told_bytes:
         agent.progress(nbytes)
 
@@ -263,17 +264,6 @@ def test_save_is_given_up_when_its_file_takes_too_long(agent: AgentOfFakes) -> N
     wait(agent, 2)
 
     assert [answer.is_durable for answer in agent.answers] == [False]
-
-
-def test_settle_for_whom_does_not_want_to_wait_has_seconds(agent: AgentOfFakes) -> None:
-    found = settle(agent, is_urgent=True)
-    agent.progress(FILE_BYTES)
-
-    wait(agent, KILLED_SETTLES_WITHIN_S - 1)
-    assert found == []
-    wait(agent, 2)
-
-    assert found == [None]
 
 
 def test_reason_is_told_in_full_once_until_there_is_another_or_a_success() -> None:

@@ -189,32 +189,21 @@ class Watched(RoundsCallbackHost):
         super().decided(decision, message, notes)
 
 
-def test_slow_callback_of_a_peer_counts_as_waiting() -> None:
+def test_slow_callback_of_a_peer_counts_as_waiting_and_an_own_one_does_not() -> None:
+    """A callback may take minutes; workers that all wait for each other are killed."""
     page = WorkerStatus.create()
     page.trace()
+    page.begin_turn(waits_for_peers=True)
     page.enter(Activity.CALLBACKS)
+    callback_host = Watched(page)
     world = World(1, (WorkerId(0),), 1)
     membership = Membership(WorkerId(0), world, LocalCommunicator(), clock=lambda: 0.0)
 
-    agree_on_effects(membership, TrainingState(TinyReplica(), Watched(page)), Cursor.start(1), page)
+    agree_on_effects(membership, TrainingState(TinyReplica(), callback_host), Cursor.start(1), page)
 
     words, _ = page.ring().drain()
     activities = [change.activity for change in changes_in(words, 1)]
     assert activities == [Activity.CALLBACKS, Activity.WAIT, Activity.CALLBACKS]
-    page.close()
-
-
-def test_nobody_counts_as_waiting_while_the_next_round_runs() -> None:
-    """A callback may take minutes; workers that all wait for each other are killed."""
-    page = WorkerStatus.create()
-    page.begin_turn(waits_for_peers=True)
-    callback_host = Watched(page)
-    world = World(1, (WorkerId(0),), 1)
-    membership = Membership(WorkerId(0), world, LocalCommunicator(), clock=lambda: 0.0)
-    state = TrainingState(TinyReplica(), callback_host)
-
-    agree_on_effects(membership, state, Cursor.start(1), page)
-
     assert callback_host.waited == [False, False]
     assert page.turn[1]
     page.close()

@@ -377,6 +377,11 @@ def built(settings: Mapping[str, str] | None = None, **facts: Any) -> Worker:
         ),
         (built(whole="a"), built(whole="b"), "they differ in the operations of the step"),
         (
+            built(whole="a", settings={"units of Dense 'd'": "12"}, constants={"size": "12"}),
+            built(whole="b", settings={"units of Dense 'd'": "57"}, constants={"size": "57"}),
+            "they differ in units of Dense 'd': 12 on worker 4, 57 on worker 7",
+        ),
+        (
             Worker(),
             Worker(state=TrainingState(Wider(), Alone())),
             "in the shape of weights: (37,) float32 on worker 4, (50,) float32 on worker 7",
@@ -401,18 +406,6 @@ def test_callbacks_that_one_worker_alone_has_are_named_with_both_lists(peers: Pe
 
     lists = "[CSVLogger, Mine] on worker 4, [CSVLogger] on worker 6"
     assert said.startswith(f"workers 4 and 6 differ in the callbacks of fit(): {lists}; give all")
-
-
-@pytest.mark.usefixtures("one_core")
-def test_settings_are_named_before_what_follows_from_them(peers: Peers) -> None:
-    few, many = (
-        built(whole=units, settings={"units of Dense 'd'": units}, constants={"size": units})
-        for units in ("12", "57")
-    )
-
-    said = peers.compare(few, few, many)
-
-    assert "they differ in units of Dense 'd': 12 on worker 4, 57 on worker 7" in said
 
 
 @pytest.mark.usefixtures("one_core")

@@ -171,27 +171,24 @@ def test_wrong_byte_that_one_sees_ends_the_wait_for_another(run: Run, fault: Fau
     assert run.clocks[0].naps == []
 
 
-def test_missing_permission_is_not_waited_for_and_is_no_damage(run: Run, fault: Fault) -> None:
-    fault("open", "step-", errno.EACCES, ALWAYS)
+@pytest.mark.parametrize(
+    ("call", "path", "number", "error", "words"),
+    [
+        ("open", "step-", errno.EACCES, CheckpointsUnread, "EACCES.*nothing is known to be damag"),
+        ("list", "checkpoints", errno.EACCES, UsageError, "cannot list .*EACCES.*give this user"),
+        ("list", "checkpoints", errno.EIO, CheckpointsUnread, "cannot list .*EIO.*nothing is know"),
+    ],
+    ids=["missing permission", "a list that waiting does not mend", "a list that stays unreadable"],
+)
+def test_what_stays_unreadable_ends_the_job_and_is_no_damage(
+    run: Run, fault: Fault, call: str, path: str, number: int, error: type[Exception], words: str
+) -> None:
+    fault(call, path, number, ALWAYS)
 
-    with pytest.raises(CheckpointsUnread, match=r"EACCES.*nothing is known to be damaged"):
-        run.restore(2)
-
-    assert run.clocks[0].naps == []
-
-
-def test_list_that_stays_unreadable_ends_the_job(run: Run, fault: Fault) -> None:
-    fault("list", "checkpoints", errno.EIO, ALWAYS)
-
-    with pytest.raises(CheckpointsUnread, match=r"cannot list .*EIO.*nothing is known to be dam"):
+    with pytest.raises(error, match=words):
         run.restore(4)
 
-
-def test_list_that_waiting_does_not_mend_is_a_matter_of_usage(run: Run, fault: Fault) -> None:
-    fault("list", "checkpoints", errno.EACCES, ALWAYS)
-
-    with pytest.raises(UsageError, match=r"cannot list .*EACCES.*give this user access"):
-        run.restore(4)
+    assert (run.clocks[0].naps == []) == (number == errno.EACCES)
 
 
 @pytest.mark.parametrize("where", ["empty_tensor", "Digest"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,32 +66,37 @@ def weights(**changes: Any) -> dict[str, Any]:
     return found | changes
 
 
-def check_begun(replica: Replica) -> None:
+def archive(folder: Path) -> Path:
+    np.savez(folder / "w.npz", **weights())
+    return folder / "w.npz"
+
+
+def another_run(folder: Path) -> Path:
+    store = CheckpointStore(folder)
+    save(store, weights(**{"weights/a": np.zeros(2, np.float32)}), header=Header("r", 1, 1))
+    save(store, weights(), header=Header("r", 1, 2))
+    return folder
+
+
+def own_file(folder: Path) -> Path:
+    everything = {"weights/a": 1, "weights/b": 1, "weights/count": 1, "optimizer/rate": 7}
+    (folder / "x.weights.h5").write_text(json.dumps(everything))
+    return folder / "x.weights.h5"
+
+
+@pytest.mark.parametrize("make", [archive, another_run, own_file])
+def test_source_gives_the_weights_and_leaves_the_optimizer(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    replica = KerasLike()
+
+    load_initial_weights(replica, make(tmp_path))
+
     state = replica.state()
     assert state["weights/a"].tolist() == [1, 1]
     assert state["weights/b"].tolist() == [[1, 1, 1]] * 2
     assert state["optimizer/rate"] == 0.25
     assert "cursor/step" not in state
-
-
-def test_archive_gives_the_weights_and_leaves_the_optimizer(tmp_path: Path) -> None:
-    replica = Replica()
-    np.savez(tmp_path / "w.npz", **weights())
-
-    load_initial_weights(replica, tmp_path / "w.npz")
-
-    check_begun(replica)
-
-
-def test_newest_checkpoint_of_another_run_gives_the_weights(tmp_path: Path) -> None:
-    replica = Replica()
-    store = CheckpointStore(tmp_path)
-    save(store, weights(**{"weights/a": np.zeros(2, np.float32)}), header=Header("r", 1, 1))
-    save(store, weights(), header=Header("r", 1, 2))
-
-    load_initial_weights(replica, tmp_path)
-
-    check_begun(replica)
 
 
 def test_newest_step_that_cannot_be_read_just_now_gives_way_to_no_older_one(
@@ -112,16 +118,6 @@ def test_newest_step_that_cannot_be_read_just_now_gives_way_to_no_older_one(
         load_initial_weights(Replica(), tmp_path)
     assert refused.value.exit_code == os.EX_TEMPFAIL
     assert "is not known to be damaged" in str(refused.value)
-
-
-def test_file_that_the_model_reads_itself_gives_the_weights(tmp_path: Path) -> None:
-    replica = KerasLike()
-    everything = {"weights/a": 1, "weights/b": 1, "weights/count": 1, "optimizer/rate": 7}
-    (tmp_path / "x.weights.h5").write_text(json.dumps(everything))
-
-    load_initial_weights(replica, tmp_path / "x.weights.h5")
-
-    check_begun(replica)
 
 
 @pytest.mark.parametrize(

@@ -310,41 +310,32 @@ def test_next_look_at_metrics_waits_until_the_last_was_a_small_part_of_the_time(
     assert len(replica.looks) == 3
 
 
-def test_step_moves_on_while_a_look_at_its_metrics_would_cost_too_much(
+@pytest.mark.parametrize(
+    ("before", "now", "step", "epoch", "metrics"),
+    [
+        ([(100.0, 1), (100.3, 1)], 101.0, 2, 1, {"loss": 3.0}),
+        ([(100.0, 2), (100.3, 3)], 101.0, 4, 2, {}),
+        ([(100.0, 4), (100.3, 5)], 100.31, 6, 2, {"loss": 4.0}),
+    ],
+    ids=["the step moves on without a look", "those of the last epoch", "the last step of all"],
+)
+def test_metrics_are_those_of_the_last_look_if_that_was_in_the_same_epoch(
     page: WorkerStatus,
+    before: list[tuple[float, int]],
+    now: float,
+    step: int,
+    epoch: int,
+    metrics: dict[str, float],
 ) -> None:
     replica = Costly(0.4)
     teller = ProgressTeller(page, replica, told_job(), clock=lambda: replica.now)
-    teller.committed(100.0, at_step(1), None)
-    teller.committed(100.3, at_step(1), None)
+    for moment, committed in before:
+        teller.committed(moment, at_step(committed), None)
 
-    teller.committed(101.0, at_step(2), None)
-
-    told = told_in(page)
-    assert (told.step, told.step_of_epoch, told.metrics) == (2, 2, {"loss": 3.0})
-
-
-def test_metrics_of_the_last_epoch_are_not_those_of_this_one(page: WorkerStatus) -> None:
-    replica = Costly(0.4)
-    teller = ProgressTeller(page, replica, told_job(), clock=lambda: replica.now)
-    teller.committed(100.0, at_step(2), None)
-    teller.committed(100.3, at_step(3), None)
-
-    teller.committed(101.0, at_step(4), None)
+    teller.committed(now, at_step(step), None)
 
     told = told_in(page)
-    assert (told.epoch, told.metrics) == (2, {})
-
-
-def test_last_step_of_all_has_its_own_metrics(page: WorkerStatus) -> None:
-    replica = Costly(0.4)
-    teller = ProgressTeller(page, replica, told_job(), clock=lambda: replica.now)
-    teller.committed(100.0, at_step(4), None)
-    teller.committed(100.3, at_step(5), None)
-
-    teller.committed(100.31, at_step(6), None)
-
-    assert told_in(page).metrics == {"loss": 4.0}
+    assert (told.step, told.epoch, told.metrics) == (step, epoch, metrics)
 
 
 def test_metrics_of_an_epoch_that_has_ended_are_not_computed_again(page: WorkerStatus) -> None:

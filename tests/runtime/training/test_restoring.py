@@ -40,6 +40,8 @@ def test_each_worker_reads_its_part_of_the_shards(
 
     shards = sorted(path.stat().st_size + manifest for path in directory.glob("*.h5"))
     assert sorted(run.bytes_read.values()) == shards
+    (restored,) = run.journal("restored")
+    assert (restored["step"], restored["generation"]) == (10, 2)
 
 
 def test_byte_that_one_finds_wrong_sends_all_to_the_older_step(run: Run) -> None:
@@ -149,16 +151,17 @@ def test_training_may_not_grow_once_the_next_one_has_begun(run: Run) -> None:
         run.restore(ranks=2)
 
 
-def test_training_that_its_callbacks_have_ended_may_ask_for_more_steps(run: Run) -> None:
-    save_of(run, FIRST, 10, **{"companion is over": True})
-    save_of(run, SECOND, 15)
-    train(run, FIRST, 12)
-
-    assert run.restore(ranks=2) == [(10, 10.0)] * 2
-
-
-def test_training_may_grow_as_long_as_no_other_has_begun(run: Run) -> None:
-    save_of(run, FIRST, 10)
+@pytest.mark.parametrize(
+    ("fields", "following"),
+    [({}, []), ({"companion is over": True}, [SECOND]), ({}, [FIRST.after(10, by_error=True)])],
+    ids=["no other one has begun", "its callbacks have ended it", "an error has ended it"],
+)
+def test_training_may_ask_for_more_steps(
+    run: Run, fields: dict[str, object], following: list[Stage]
+) -> None:
+    save_of(run, FIRST, 10, **fields)
+    for stage in following:
+        save_of(run, stage, 15)
     train(run, FIRST, 12)
 
     assert run.restore(ranks=2) == [(10, 10.0)] * 2
@@ -188,15 +191,6 @@ def test_earlier_training_prunes_nothing_of_a_later_one(run: Run) -> None:
     run.restore(ranks=2)
 
     assert run.store.steps() == (13, 12, 11, 10)
-
-
-def test_step_that_was_restored_is_recorded_once(run: Run) -> None:
-    run.save(10, 1.0, writers=2)
-
-    run.restore(ranks=3)
-
-    (restored,) = run.journal("restored")
-    assert (restored["step"], restored["generation"]) == (10, 2)
 
 
 def test_checkpoint_of_another_run_is_rejected(run: Run) -> None:

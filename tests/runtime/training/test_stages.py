@@ -316,14 +316,6 @@ def test_each_training_shuffles_in_a_way_of_its_own_wherever_it_begins() -> None
     assert Stage(2, 99).seed(7) == seeds[1]
 
 
-@pytest.mark.parametrize("by_error", [True, False])
-def test_training_after_an_error_says_so_in_its_checkpoints(*, by_error: bool) -> None:
-    saved = FIRST.after(10, by_error=by_error).into({})
-
-    assert FIRST.was_cut_off_at(10, saved) == by_error
-    assert not FIRST.was_cut_off_at(9, saved)
-
-
 @pytest.mark.parametrize(
     ("workers", "most"), [(1, 32), (16, 32), (17, 34)], ids=["one", "small", "large"]
 )
@@ -334,13 +326,7 @@ def test_world_is_given_up_after_too_many_repairs_without_a_step(workers: int, m
     assert not repairs.is_hopeless
     repairs.attempts = most + 1
     assert repairs.is_hopeless
-
-
-def test_world_that_is_given_up_tells_its_repairs() -> None:
-    repairs = RepairCount(worker_config())
-    repairs.attempts = 33
-
-    lost = repairs.lost()
-
-    assert "a member of the world died, and 32 repairs in a row have not" in str(lost)
-    assert lost.exit_code is ExitCode.RECOVERY_IMPOSSIBLE
+    assert f"a member of the world died, and {most} repairs in a row have not" in str(
+        repairs.lost()
+    )
+    assert repairs.lost().exit_code is ExitCode.RECOVERY_IMPOSSIBLE

@@ -143,16 +143,16 @@ def test_job_of_nothing_is_refused_with_its_value(changes: dict[str, Any], compl
         job(**changes)
 
 
-@pytest.mark.parametrize(("asked", "every"), [(None, 6), (0, 0), (4, 4)])
-def test_command_line_decides_how_often_states_are_compared(asked: int | None, every: int) -> None:
-    described = job(options={"verify_every": asked}, verify_every=6)
+@pytest.mark.parametrize(
+    ("options", "every", "kept"),
+    [({}, 6, 5), ({"verify_every": 0}, 0, 5), ({"verify_every": 4, "keep": 2}, 4, 2)],
+)
+def test_command_line_decides_before_the_script(
+    options: dict[str, Any], every: int, kept: int
+) -> None:
+    described = job(options=options, verify_every=6, keep=5)
 
-    assert described.work_plan.verify_every == every
-
-
-@pytest.mark.parametrize(("asked", "kept"), [(None, 5), (2, 2)])
-def test_command_line_decides_how_many_checkpoints_stay(asked: int | None, kept: int) -> None:
-    assert job(options={"keep": asked}, keep=5).retention.newest == kept
+    assert (described.work_plan.verify_every, described.retention.newest) == (every, kept)
 
 
 @pytest.mark.parametrize(

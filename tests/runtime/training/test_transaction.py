@@ -53,8 +53,14 @@ def replica(page: WorkerStatus) -> Watching:
     return Watching(page, WEIGHT)
 
 
-def training(page: WorkerStatus, replica: Watching, begin: int = 0) -> TrainingLeaves:
-    return TrainingLeaves(replica, data(), ORDER, page, begin)
+@pytest.fixture
+def leaves(page: WorkerStatus, replica: Watching) -> TrainingLeaves:
+    return TrainingLeaves(replica, data(), ORDER, page)
+
+
+@pytest.fixture
+def transaction(leaves: TrainingLeaves) -> Transaction:
+    return Transaction(Work.TRAIN, leaves, PARTS)
 
 
 def leaf_of(maker: LeafMaker, index: int, m: int) -> tuple[bytes, int, int]:
@@ -65,42 +71,33 @@ def leaf_of(maker: LeafMaker, index: int, m: int) -> tuple[bytes, int, int]:
 
 
 def test_leaf_is_what_the_replica_makes_of_its_own_samples(
-    page: WorkerStatus, replica: Watching
+    page: WorkerStatus, leaves: TrainingLeaves, replica: Watching
 ) -> None:
     ids = ORDER.microbatch(4, 1)
     expected = np.empty(FLOATS, np.float32)
     replica.contribute(read_microbatch(data(), ids, ORDER.microbatch_seed(4, 1)), expected)
 
-    leaf = leaf_of(training(page, replica), 4, 1)
+    assert leaf_of(leaves, 4, 1) == (expected.tobytes(), len(ids), fingerprint(ids))
 
-    assert leaf == (expected.tobytes(), len(ids), fingerprint(ids))
-
-
-def test_samples_in_hand_are_noted_for_the_step_that_they_make(
-    page: WorkerStatus, replica: Watching
-) -> None:
-    leaf_of(training(page, replica), 4, 1)
-
-    ids = tuple(ORDER.microbatch(4, 1).tolist())
-    assert replica.noted == [WorkInHand(5, 1, len(ids), ids, is_validation=False)]
-    assert page.work is None
+    noted = WorkInHand(5, 1, len(ids), tuple(ids.tolist()), is_validation=False)
+    assert (replica.noted[1:], page.work) == ([noted], None)
 
 
 def test_part_knows_the_size_of_its_batch_which_is_shorter_at_the_end_of_an_epoch(
-    page: WorkerStatus, replica: Watching
+    leaves: TrainingLeaves, replica: Watching
 ) -> None:
     for index in range(3):
-        leaf_of(training(page, replica), index, 0)
+        leaf_of(leaves, index, 0)
 
     assert [batch.batch_samples for batch in replica.given] == [9, 9, 5]
 
 
 def test_later_training_begins_its_own_order_and_counts_the_steps_of_the_run(
-    page: WorkerStatus, replica: Watching
+    page: WorkerStatus, leaves: TrainingLeaves, replica: Watching
 ) -> None:
-    alone = leaf_of(training(page, replica), 2, 3)
+    alone = leaf_of(leaves, 2, 3)
 
-    later = leaf_of(training(page, replica, begin=10), 12, 3)
+    later = leaf_of(TrainingLeaves(replica, data(), ORDER, page, begin=10), 12, 3)
 
     assert later == alone
     assert [work.step for work in replica.noted if work] == [3, 13]
@@ -144,27 +141,16 @@ def test_leaf_of_a_validation_adds_up_its_part_of_every_batch(
     assert [(batch.samples, batch.batch_samples) for batch in replica.given] == [
         (2, 4), (2, 4), (1, 3),
     ]  # fmt: skip
-
-
-def test_validation_is_noted_for_the_step_that_is_committed(
-    page: WorkerStatus, replica: Watching
-) -> None:
-    maker = ValidationLeaves(replica, data(11), SampleOrder(0, 11, 6, 2, is_shuffled=False), page)
-
-    leaf_of(maker, 5, 1)
-
-    assert replica.noted == [
-        WorkInHand(5, 1, 3, (3, 4, 5), is_validation=True),
-        WorkInHand(5, 1, 2, (9, 10), is_validation=True),
-    ]
+    assert [work and (work.step, work.microbatch, work.ids) for work in replica.noted[1:]] == [
+        (5, 1, (2, 3)), (5, 1, (6, 7)), (5, 1, (10,)),
+    ]  # fmt: skip
+    assert all(work and work.is_validation for work in replica.noted[1:])
     assert page.work is None
 
 
 def test_transaction_that_is_redone_computes_only_the_adopted_leaves(
-    page: WorkerStatus, replica: Watching
+    transaction: Transaction, replica: Watching
 ) -> None:
-    transaction = Transaction(Work.TRAIN, training(page, replica), PARTS)
-
     transaction.compute(0, (0, 1))
     transaction.compute(0, (0, 1, 3))
 
@@ -174,9 +160,8 @@ def test_transaction_that_is_redone_computes_only_the_adopted_leaves(
 
 @pytest.mark.parametrize("drop", [Transaction.forget, Transaction.give_back])
 def test_leaves_that_were_dropped_are_computed_again(
-    page: WorkerStatus, replica: Watching, drop: Callable[[Transaction], None]
+    transaction: Transaction, replica: Watching, drop: Callable[[Transaction], None]
 ) -> None:
-    transaction = Transaction(Work.TRAIN, training(page, replica), PARTS)
     transaction.compute(0, (0, 2))
 
     drop(transaction)
@@ -187,9 +172,8 @@ def test_leaves_that_were_dropped_are_computed_again(
 
 
 def test_memory_of_leaves_that_are_given_back_is_the_systems_again(
-    page: WorkerStatus, replica: Watching
+    transaction: Transaction,
 ) -> None:
-    transaction = Transaction(Work.TRAIN, training(page, replica), PARTS)
     transaction.compute(0, (0, 2))
     assert transaction.vectors.at(0).any()
 
@@ -198,10 +182,7 @@ def test_memory_of_leaves_that_are_given_back_is_the_systems_again(
     assert not transaction.vectors.at(0).any()
 
 
-def test_total_tells_its_samples_and_nobody_can_change_it(
-    page: WorkerStatus, replica: Watching
-) -> None:
-    transaction = Transaction(Work.TRAIN, training(page, replica), PARTS)
+def test_total_tells_its_samples_and_nobody_can_change_it(transaction: Transaction) -> None:
     me = WorkerId(0)
     transaction.compute(2, range(PARTS))
 
@@ -215,18 +196,15 @@ def test_total_tells_its_samples_and_nobody_can_change_it(
         total.contribution[0] = 1
 
 
-def test_spare_takes_part_in_a_sum_without_a_vector(page: WorkerStatus, replica: Watching) -> None:
-    transaction = Transaction(Work.TRAIN, training(page, replica), PARTS)
+def test_spare_takes_part_in_a_sum_without_a_vector(transaction: Transaction) -> None:
     world = World(1, (WorkerId(0), WorkerId(1)), capacity=1)
 
     assert transaction.roots(assign(PARTS, world), WorkerId(1)) == ()
 
 
 def test_total_without_a_whole_number_of_samples_is_refused_in_words(
-    page: WorkerStatus, replica: Watching
+    transaction: Transaction,
 ) -> None:
-    transaction = Transaction(Work.TRAIN, training(page, replica), PARTS)
-
     with pytest.raises(RecoveryImpossible, match="no whole number of samples, so it was damaged"):
         transaction.split(np.full(FLOATS + LANES, 0.5, np.float32))
 
