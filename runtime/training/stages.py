@@ -91,11 +91,6 @@ def is_first() -> bool:
     return contexts.rank() == 0 if _stages is None else _stages.is_first
 
 
-def alone(_: Replica) -> CallbackHost:
-    """Return the callback host of a training that has none."""
-    return Alone()
-
-
 class _NotBegun(Exception):
     """The script has failed to begin its training, on all workers alike."""
 
@@ -134,7 +129,10 @@ class Stages:
         return self._stages[-1]
 
     def train(
-        self, request: TrainingRequest, build: BuildReplica, callback_host: MakeCallbackHost = alone
+        self,
+        request: TrainingRequest,
+        build: BuildReplica,
+        callback_host: MakeCallbackHost = lambda _: Alone(),
     ) -> StageEnd:
         """Train the next stage to its end, through deaths of workers.
 

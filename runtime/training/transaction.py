@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -70,13 +70,8 @@ class Transaction:
         # One vector for the leaf being computed, and at most one held for each microbatch.
         self.vectors = SharedVectors.create(self.size, microbatches + 1)
         self._sums = PartialSums(microbatches, self.vectors.allocate)
-        self._gatherer = maker if isinstance(maker, Gatherer) else None
-        self._has_samples = self._gatherer is None
-
-    @property
-    def lacks_samples(self) -> bool:
+        self.lacks_samples = maker.gathers
         """Whether the samples must be gathered before the leaves can be computed."""
-        return not self._has_samples
 
     def gather(self, cursor: Cursor, owned: Collection[int], communicator: Communicator) -> None:
         """Get the samples of the leaves in ``owned``; all workers call this together.
@@ -84,11 +79,10 @@ class Transaction:
         Raises:
             WorldBroken: a member died.
         """
-        assert self._gatherer is not None
         # An update reads all that is owned: another share would begin the pass anew.
         leaves = owned if self.work is Work.TRAIN else self._sums.missing(owned)
-        self._gatherer.gather(cursor, leaves, communicator)
-        self._has_samples = True
+        self._maker.gather(cursor, leaves, communicator)
+        self.lacks_samples = False
 
     def compute(self, index: int, owned: Collection[int]) -> None:
         """Compute the leaves in ``owned`` of update ``index`` (from 0) that are still missing."""
@@ -99,7 +93,7 @@ class Transaction:
             write_lanes(leaf, samples, proof)
             self._sums.add_leaf(m, leaf)
         # Each time anew: survivors of a death must all take part, also those that have samples.
-        self._has_samples = self._gatherer is None
+        self.lacks_samples = self._maker.gathers
 
     def roots(self, assignment: Assignment, worker: WorkerId) -> Sequence[FloatVector]:
         """Return the vectors of the maximal subtrees that ``worker`` owns, in leaf order."""
@@ -145,17 +139,14 @@ def _nodes_of(assignment: Assignment, worker: WorkerId) -> tuple[Node, ...]:
 class LeafMaker(Protocol):
     """Computes the leaves of one kind of transaction."""
 
-    @property
-    def size(self) -> int:
-        """Floats of the replica's part of a leaf."""
+    gathers: bool = False
+    """Whether its samples have to be gathered: one worker reads them for all."""
+
+    size: int
+    """Floats of the replica's part of a leaf."""
 
     def fill(self, index: int, m: int, out: FloatVector) -> tuple[int, int]:
         """Write leaf ``m`` of transaction ``index``; return its samples and their fingerprint."""
-
-
-@runtime_checkable
-class Gatherer(Protocol):
-    """A maker whose samples are read by one worker for all (`BatchLeaves`)."""
 
     def gather(self, cursor: Cursor, leaves: Collection[int], communicator: Communicator) -> None:
         """Get the samples of the transaction at ``cursor``; all workers call this together.
@@ -165,9 +156,10 @@ class Gatherer(Protocol):
         Raises:
             WorldBroken: a member died.
         """
+        return
 
 
-class TrainingLeaves:
+class TrainingLeaves(LeafMaker):
     """One microbatch of the step's batch is one leaf."""
 
     def __init__(
@@ -198,7 +190,7 @@ class TrainingLeaves:
         return len(ids), self._fingerprints.fingerprint(ids)
 
 
-class ValidationLeaves:
+class ValidationLeaves(LeafMaker):
     """Leaf m adds up the m-th microbatch of every batch of the validation data.
 
     The sums of batches stay apart if the replica must settle each (`replica.EpochSums`).
@@ -236,8 +228,10 @@ class ValidationLeaves:
         return samples, proof % 2**64
 
 
-class BatchLeaves:
+class BatchLeaves(LeafMaker):
     """One part of the step's batch is one leaf."""
+
+    gathers = True
 
     def __init__(
         self,
@@ -280,8 +274,10 @@ class BatchLeaves:
         return stop - start, fingerprint_of_run(self._first + start, self._first + stop)
 
 
-class BatchValidationLeaves:
+class BatchValidationLeaves(LeafMaker):
     """Leaf m adds up the m-th part of every batch; it is computed while they are gathered."""
+
+    gathers = True
 
     def __init__(
         self, replica: Replica, feed: Feed, order: BatchOrder, notes: WorkerStatus

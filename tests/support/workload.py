@@ -77,6 +77,12 @@ def request_of(
     )
 
 
+def run_job(request: JobRequest, **bound: float) -> JobRun:
+    """Run a job to its end."""
+    with start_job(request, **bound) as running:
+        return running.wait()
+
+
 def remembering(new_folder: Callable[[str], Path]) -> Undisturbed:
     """Return what runs each workload once, on one worker to whom nothing happens."""
     known: dict[Workload, str] = {}

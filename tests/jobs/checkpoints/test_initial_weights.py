@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from workload import EVEN, assert_refused, request_of
+from workload import EVEN, assert_refused, request_of, run_job
 
-from holdfast.testing import JobRequest, JobRun, start_job
+from holdfast.testing import JobRequest, JobRun
 
 pytestmark = pytest.mark.mpi
 
@@ -19,14 +19,12 @@ HOLDFAST = (sys.executable, "-c", "from holdfast.runtime.commands.main import ma
 
 def begin(run_dir: Path, weights: Path, workers: int) -> JobRun:
     options = ["--initial", str(weights)]
-    with start_job(request_of(EVEN, run_dir, workers=workers, options=options)) as running:
-        return running.wait()
+    return run_job(request_of(EVEN, run_dir, workers=workers, options=options))
 
 
 def test_run_begins_with_the_weights_of_another_one_or_of_its_file(tmp_path: Path) -> None:
     """Those that the other run has ended with."""
-    with start_job(request_of(EVEN, tmp_path / "other", workers=1)) as running:
-        other = running.wait()
+    other = run_job(request_of(EVEN, tmp_path / "other", workers=1))
     line = [*HOLDFAST, "export", str(tmp_path / "other"), "--to", str(tmp_path / "w.npz")]
     subprocess.run(line, check=True, capture_output=True)
 
@@ -55,8 +53,7 @@ def test_keras_begins_with_its_own_file_and_refuses_that_of_another_model(tmp_pa
             argv=["--epochs", "2"],
             options=["--threads", "1", "--initial", str(tmp_path / f"{name}.weights.h5")],
         )
-        with start_job(request, timeout_s=300) as running:
-            return running.wait()
+        return run_job(request, timeout_s=300)
 
     one, two, refused = train(1, "w"), train(2, "w"), train(1, "other")
 

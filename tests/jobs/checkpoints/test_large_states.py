@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from cgroups import enter, memory_cgroup
 from extended import extended
-from workload import EVEN, PreparedJob, request_of
+from workload import EVEN, PreparedJob, request_of, run_job
 
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.testing import JobRun, start_job
+from holdfast.testing import JobRun
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
 
@@ -33,8 +33,7 @@ def weigh(
     options = ["--stall-timeout", "0"]
     request = request_of(EVEN, run_dir, workers=workers, faults=faults, options=options)
     fields = asdict(request) | {"script": WEIGHTY, "argv": [*EVEN.argv, *argv]}
-    with start_job(PreparedJob(**fields, preparation=preparation), timeout_s=500.0) as running:
-        return running.wait()
+    return run_job(PreparedJob(**fields, preparation=preparation), timeout_s=500.0)
 
 
 def assert_saved(job: JobRun, run_dir: Path) -> None:

@@ -22,6 +22,7 @@ from workload import (
     assert_refused,
     assert_whole,
     request_of,
+    run_job,
     wait_for_checkpoints,
 )
 
@@ -61,8 +62,7 @@ def test_process_that_stands_still_in_a_save_does_not_outlive_its_agent(
         generation = max(record.get("generation", 0) for record in old.journal)
         left = CheckpointStore(tmp_path).steps()[0]
 
-        with start_job(request_of(longer, tmp_path, workers=2)) as new:
-            job = new.wait()
+        job = run_job(request_of(longer, tmp_path, workers=2))
 
     assert_whole(job, longer, undisturbed(longer))
     savers = ("worker", "snapshot writer")
@@ -130,8 +130,7 @@ def test_job_that_is_killed_without_locks_is_followed_by_the_next_one(
 
     with start_job(request(LONG, run_dir, without_locks)) as early:
         assert_refused(early.wait(), 76, "no locks", "60 s without a sign of life", "--wait-lease")
-    with start_job(hasty(request(LONG, run_dir, without_locks, "--wait-lease", "60"))) as new:
-        job = new.wait()
+    job = run_job(hasty(request(LONG, run_dir, without_locks, "--wait-lease", "60")))
 
     assert_whole(job, LONG, undisturbed(LONG))
     assert "waiting for 60 s at most" in job.stderr

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from extended import extended
-from workload import EVEN, Undisturbed, assert_whole, request_of
+from workload import EVEN, Undisturbed, assert_whole, request_of, run_job
 
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.testing import JobRun, start_job
+from holdfast.testing import JobRun
 
 pytestmark = pytest.mark.mpi
 
@@ -22,8 +22,7 @@ def train(run_dir: Path, workers: int, flip_after: int, *options: str) -> JobRun
     plain = request_of(EVEN, run_dir, workers=workers, options=options)
     marker = run_dir.parent / "flipped"
     argv = [*plain.argv, "--flip-after", str(flip_after), "--marker", str(marker)]
-    with start_job(replace(plain, script=SCRIPT, argv=argv)) as running:
-        job = running.wait()
+    job = run_job(replace(plain, script=SCRIPT, argv=argv))
     assert marker.exists()
     return job
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from extended import shortened
-from workload import Undisturbed, Workload, assert_whole, request_of
+from workload import Undisturbed, Workload, assert_whole, request_of, run_job
 
 from holdfast.checkpoint.names import step_name
 from holdfast.checkpoint.store import CheckpointStore
@@ -43,8 +43,7 @@ def test_job_resumes_from_an_older_step_if_the_newest_is_damaged(
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
-    with start_job(request_of(TRAINED, tmp_path / "run", workers=workers)) as running:
-        job = running.wait()
+    job = run_job(request_of(TRAINED, tmp_path / "run", workers=workers))
 
     assert_whole(job, TRAINED, undisturbed(TRAINED))
     assert [rejected["step"] for rejected in job.events("rejected")] == [newest]

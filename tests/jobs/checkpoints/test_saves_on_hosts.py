@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from extended import extended
-from workload import EVEN, Undisturbed, assert_struck, assert_whole, request_of
+from workload import EVEN, Undisturbed, assert_struck, assert_whole, request_of, run_job
 
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.testing import JobRun, start_job
+from holdfast.testing import JobRun
 
 pytestmark = pytest.mark.mpi
 
@@ -24,8 +24,7 @@ def train(run_dir: Path, on: str, faults: Sequence[str] = (), *options: str) -> 
     """Train ``EVEN``, its workers on the hosts that the letters of ``on`` name."""
     request = request_of(EVEN, run_dir, workers=len(on), faults=faults, options=options)
     request = dataclasses.replace(request, script=SCRIPT, argv=[*request.argv, "--on", on])
-    with start_job(request) as running:
-        job = running.wait()
+    job = run_job(request)
     store = CheckpointStore(run_dir)
     assert all(verify_step(store, step).is_valid for step in store.steps())
     assert store.steps()[0] == EVEN.steps

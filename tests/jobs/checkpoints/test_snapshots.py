@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
+from workload import EVEN, LONG, Undisturbed, assert_whole, request_of, run_job
 
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing import start_job
@@ -19,8 +19,7 @@ def test_snapshots_of_a_job_that_died_whole_are_what_it_is_relaunched_from(
 ) -> None:
     """All die in the step after a save: no worker was left to commit it."""
     faults = [f"kill worker={worker} step=6 site=reduce" for worker in range(4)]
-    with start_job(request_of(EVEN, tmp_path, workers=4, faults=faults)) as running:
-        job = running.wait()
+    job = run_job(request_of(EVEN, tmp_path, workers=4, faults=faults))
 
     assert_whole(job, EVEN, undisturbed(EVEN))
     assert len(job.report.relaunches) == 1
@@ -34,8 +33,7 @@ def test_save_that_a_dead_worker_has_not_copied_is_none(
     """Worker 1 dies between the vote on step 5 and its save, all others when they notice."""
     faults = ["kill worker=1 step=5 site=apply"]
     faults += [f"kill worker={worker} step=6 site=repair" for worker in (0, 2, 3)]
-    with start_job(request_of(EVEN, tmp_path, workers=4, faults=faults)) as running:
-        job = running.wait()
+    job = run_job(request_of(EVEN, tmp_path, workers=4, faults=faults))
 
     assert_whole(job, EVEN, undisturbed(EVEN))
     assert len(job.report.relaunches) == 1

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from workload import LONG, Undisturbed, assert_whole, request_of
+from workload import LONG, Undisturbed, assert_whole, request_of, run_job
 
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -66,8 +66,7 @@ def test_job_whose_directory_was_moved_away_for_another_one_ends_with_76(
     assert_whole(second, LONG, undisturbed(LONG))
     _assert_one_run(run_dir)
 
-    with start_job(request_of(LONG, moved, workers=2)) as again:
-        third = again.wait()
+    third = run_job(request_of(LONG, moved, workers=2))
     assert (third.exit_code, third.sha256) == (0, undisturbed(LONG)), third.stderr
 
 

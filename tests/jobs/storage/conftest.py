@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from faulty_mount import FaultyMount, faulty_mount
 from half_a_run import HALF, Begun
-from workload import request_of
-
-from holdfast.testing import start_job
+from workload import request_of, run_job
 
 
 @pytest.fixture
@@ -24,8 +22,7 @@ def faulty(tmp_path: Path) -> Iterator[FaultyMount]:
 @pytest.fixture(scope="session")
 def _half_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("half") / "run"
-    with start_job(request_of(HALF, run_dir, workers=2)) as running:
-        job = running.wait()
+    job = run_job(request_of(HALF, run_dir, workers=2))
     assert job.exit_code == 0, job.stderr
     return run_dir
 

@@ -7,11 +7,10 @@ from extended import extended
 from faults import Rule
 from faulty_mount import FaultyMount, needs_a_server
 from half_a_run import HALF, STORE, Begun
-from workload import EVEN, Undisturbed, assert_whole, request_of
+from workload import EVEN, Undisturbed, assert_whole, request_of, run_job
 
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import ExitCode
-from holdfast.testing import start_job
 
 pytestmark = [pytest.mark.mpi, needs_a_server]
 
@@ -25,8 +24,7 @@ def test_call_that_fails_once_costs_one_save(
 ) -> None:
     run_dir = begun(faulty)
     faulty.set(Rule((call,), paths=STAGED, error="EIO", last=1))
-    with start_job(request_of(EVEN, run_dir, workers=2)) as running:
-        job = running.wait()
+    job = run_job(request_of(EVEN, run_dir, workers=2))
 
     assert_whole(job, EVEN, undisturbed(EVEN))
     (failed,) = job.events("checkpoint_failed")
@@ -55,13 +53,11 @@ def test_file_system_that_takes_no_save_at_all_ends_the_job_after_its_last_step(
     """The run goes on from the step that it had, once the file system takes saves again."""
     run_dir = begun(faulty)
     faulty.set(Rule(calls, paths=STORE, error=error))
-    with start_job(request_of(EVEN, run_dir, workers=2)) as running:
-        ended = running.wait()
+    ended = run_job(request_of(EVEN, run_dir, workers=2))
     store = CheckpointStore(faulty.served / "run")
     left = store.scan(HALF.steps).verify()
     faulty.set()
-    with start_job(request_of(EVEN, run_dir, workers=2)) as running:
-        job = running.wait()
+    job = run_job(request_of(EVEN, run_dir, workers=2))
 
     assert ended.exit_code == ExitCode.STOPPED_EARLY, ended.stderr
     assert f"the checkpoint of step {EVEN.steps} could not be written" in ended.stderr

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from faults import Rule
 from faulty_mount import faulty_mount, needs_a_server
-from workload import EVEN, Undisturbed, assert_whole, request_of
-
-from holdfast.testing import start_job
+from workload import EVEN, Undisturbed, assert_whole, request_of, run_job
 
 pytestmark = [pytest.mark.mpi, needs_a_server]
 
@@ -28,8 +26,7 @@ def test_poorest_file_system_holds_a_run(tmp_path: Path, undisturbed: Undisturbe
     """It has no ``renameat2`` either: none that ``libfuse`` 2 makes has it."""
     with faulty_mount(tmp_path, tells_kinds=False) as mounted:
         mounted.set(*LACKING)
-        with start_job(request_of(EVEN, mounted.path / "run", workers=2)) as running:
-            job = running.wait()
+        job = run_job(request_of(EVEN, mounted.path / "run", workers=2))
 
     assert_whole(job, EVEN, undisturbed(EVEN))
     assert sorted(record["reason"] for record in job.events("storage_downgrade")) == TOLD

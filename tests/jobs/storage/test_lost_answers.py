@@ -12,10 +12,10 @@ from extended import extended
 from faults import Rule
 from faulty_mount import FaultyMount, needs_a_server
 from half_a_run import STORE, Begun
-from workload import EVEN, Undisturbed, assert_whole, request_of
+from workload import EVEN, Undisturbed, assert_whole, request_of, run_job
 
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.testing import JobRun, start_job
+from holdfast.testing import JobRun
 
 pytestmark = [pytest.mark.mpi, needs_a_server]
 
@@ -35,8 +35,7 @@ ALL = tuple(
 
 
 def _train(run_dir: Path) -> JobRun:
-    with start_job(request_of(EVEN, run_dir, workers=2)) as running:
-        return running.wait()
+    return run_job(request_of(EVEN, run_dir, workers=2))
 
 
 def _assert_saved(faulty: FaultyMount, job: JobRun) -> None:

@@ -6,7 +6,7 @@ import pytest
 from extended import extended
 from faults import Rule
 from faulty_mount import FaultyMount, needs_a_server
-from workload import LONG, Undisturbed, assert_refused, assert_whole, request_of
+from workload import LONG, Undisturbed, assert_refused, assert_whole, request_of, run_job
 
 from holdfast.runtime.errors import RunDirectoryBusy
 from holdfast.testing import start_job
@@ -22,8 +22,7 @@ def test_run_goes_on_without_locks_and_has_one_job_at_a_time(
     faulty.set(Rule(("flock",), error=error))
     with start_job(request_of(LONG, run_dir, workers=2)) as running:
         running.wait_for("checkpoint")
-        with start_job(request_of(LONG, run_dir, workers=1)) as second:
-            refused = second.wait()
+        refused = run_job(request_of(LONG, run_dir, workers=1))
         job = running.wait()
 
     assert faulty.struck() >= 2

@@ -9,10 +9,9 @@ import pytest
 from extended import extended
 from faulty_mount import FaultyMount, faulty_mount, needs_a_server
 from half_a_run import HALF, Begun
-from workload import EVEN, Undisturbed, assert_whole, request_of
+from workload import EVEN, Undisturbed, assert_whole, request_of, run_job
 
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.testing import start_job
 
 pytestmark = [pytest.mark.mpi, needs_a_server]
 
@@ -32,11 +31,9 @@ def test_file_that_is_open_when_it_is_removed_keeps_its_directory_for_a_while(
     store = CheckpointStore(faulty.served / "run")
     oldest = run_dir / "checkpoints" / f"step-{store.steps()[-1]:012d}"
     with next(oldest.glob("shard-*")).open("rb"):
-        with start_job(request_of(EVEN, run_dir, workers=2)) as running:
-            first = running.wait()
+        first = run_job(request_of(EVEN, run_dir, workers=2))
         left = [name for name in store.names() if not name.startswith("step-")]
-    with start_job(request_of(LONGER, run_dir, workers=2)) as running:
-        second = running.wait()
+    second = run_job(request_of(LONGER, run_dir, workers=2))
 
     assert_whole(first, EVEN, undisturbed(EVEN))
     assert left == [oldest.name.replace("step-", ".del-")]
@@ -50,8 +47,7 @@ def test_wrong_clock_of_a_server_changes_nothing(
 ) -> None:
     with faulty_mount(tmp_path, clock_skew_s=hours * HOUR_S) as mounted:
         run_dir = begun(mounted)
-        with start_job(request_of(EVEN, run_dir, workers=2)) as running:
-            job = running.wait()
+        job = run_job(request_of(EVEN, run_dir, workers=2))
 
     assert_whole(job, EVEN, undisturbed(EVEN))
     assert [record["step"] for record in job.events("restored")] == [HALF.steps]

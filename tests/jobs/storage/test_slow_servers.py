@@ -12,7 +12,7 @@ from extended import extended
 from faults import Rule
 from faulty_mount import FaultyMount, faulty_mount, needs_a_server
 from half_a_run import HALF, STORE, Begun
-from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, request_of
+from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, request_of, run_job
 
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import ExitCode
@@ -60,8 +60,7 @@ def test_slow_server_costs_time_and_nothing_else(
     with faulty_mount(tmp_path, remembers_s=5.0) as mounted:
         mounted.set(Rule(EVERY_CALL, delay_s=delay_s))
         for workload in (HALF, EVEN):
-            with start_job(request_of(workload, mounted.path / "run", workers=WORKERS)) as running:
-                job = running.wait()
+            job = run_job(request_of(workload, mounted.path / "run", workers=WORKERS))
 
     assert_whole(job, EVEN, undisturbed(EVEN))
     assert [record["step"] for record in job.events("restored")] == [HALF.steps]
@@ -106,8 +105,7 @@ def test_job_ends_although_every_save_hangs_for_ever(
                 time.sleep(0.05)
         ended = running.wait()
     kept = CheckpointStore(faulty.served / "run").steps()[0]
-    with start_job(_request(faulty, tmp_path / "trace")) as running:
-        job = running.wait()
+    job = run_job(_request(faulty, tmp_path / "trace"))
 
     assert ended.exit_code == ExitCode.STOPPED_EARLY, ended.stderr
     assert "makes no progress: the disk hangs" in ended.stderr

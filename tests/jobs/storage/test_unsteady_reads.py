@@ -10,11 +10,11 @@ from extended import extended
 from faults import Rule
 from faulty_mount import FaultyMount, faulty_mount, needs_a_server
 from half_a_run import HALF, Begun
-from workload import EVEN, Undisturbed, assert_refused, assert_whole, request_of
+from workload import EVEN, Undisturbed, assert_refused, assert_whole, request_of, run_job
 
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.testing import JobRequest, JobRun, start_job
+from holdfast.testing import JobRequest, JobRun
 
 pytestmark = [pytest.mark.mpi, needs_a_server]
 
@@ -65,8 +65,7 @@ def test_what_cannot_be_read_for_a_while_is_read_later(
 ) -> None:
     run_dir = _begun_by_patient(begun, faulty)
     faulty.set(*rules)
-    with start_job(_request(run_dir, 60.0)) as running:
-        job = running.wait()
+    job = run_job(_request(run_dir, 60.0))
 
     assert faulty.struck() == rules[0].last
     _assert_resumed(job, undisturbed(EVEN))
@@ -89,11 +88,9 @@ def test_what_is_never_read_ends_the_job_and_costs_no_checkpoint(
 ) -> None:
     run_dir = _begun_by_patient(begun, faulty)
     faulty.set(rule)
-    with start_job(_request(run_dir, 1.0)) as running:
-        ended = running.wait()
+    ended = run_job(_request(run_dir, 1.0))
     faulty.set()
-    with start_job(_request(run_dir, 1.0)) as running:
-        job = running.wait()
+    job = run_job(_request(run_dir, 1.0))
 
     assert_refused(ended, ExitCode.STOPPED_EARLY, "nothing is known to be damaged", words)
     assert "--fresh" not in ended.stderr.splitlines()[-1]
@@ -113,7 +110,6 @@ def test_host_that_remembers_an_empty_directory_resumes_what_another_one_has_beg
             assert not (run_dir / name).exists()
         (folder / "served" / "run").rmdir()
         _begun_by_patient(begun, faulty)
-        with start_job(_request(run_dir, 60.0)) as running:
-            job = running.wait()
+        job = run_job(_request(run_dir, 60.0))
 
     _assert_resumed(job, undisturbed(EVEN))
