@@ -290,52 +290,43 @@ class NoiseFilter:
 
     def __init__(self) -> None:
         self._rule = b""
-        self._banner_lines = 0
         self._folded: list[bytes] = []
         self._after_noise = False
 
     def without_noise(self, lines: bytes) -> bytes:
         """Return ``lines``, each with its end, without those that are noise."""
-        is_plain = not (self._rule or self._banner_lines or self._folded or self._after_noise)
+        is_plain = not (self._rule or self._folded or self._after_noise)
         if is_plain and not any(mark in lines for mark in _MARKS):
             return lines
         return b"".join(self._sift(line) for line in lines.splitlines(keepends=True))
 
     def rest(self) -> bytes:
         """Return what was kept back; call it when the stream has ended."""
-        rest = self._rule + b"".join(self._folded)
+        rest = self._rule + b"".join(() if self._is_noise else self._folded)
         self._rule, self._folded = b"", []
         return rest
 
+    @property
+    def _is_noise(self) -> bool:
+        """Whether the banner that is kept back tells nothing."""
+        return bool(self._folded and _BANNER_BEGIN.match(self._folded[1]))
+
     def _sift(self, line: bytes) -> bytes:
-        if self._banner_lines:
-            self._swallow(line)
-            return b""
         if self._folded:
             return self._fold(line)
-        if self._rule and _BANNER_BEGIN.match(line):
-            self._rule = b""
-            self._banner_lines = 1
-            return b""
-        if self._rule and _FOLDED_BEGIN.match(line):
+        if self._rule and (_BANNER_BEGIN.match(line) or _FOLDED_BEGIN.match(line)):
             self._folded, self._rule = [self._rule, line], b""
             return b""
         return self.rest() + self._sift_plain(line)
-
-    def _swallow(self, line: bytes) -> None:
-        self._banner_lines += 1
-        if _BANNER_EDGE.match(line) or self._banner_lines > _LONGEST_BANNER_LINES:
-            self._banner_lines = 0
-            self._after_noise = True
 
     def _fold(self, line: bytes) -> bytes:
         self._folded.append(line)
         if not _BANNER_EDGE.match(line):
             return self.rest() if len(self._folded) > _LONGEST_BANNER_LINES else b""
-        words = b" ".join(b"".join(self._folded[1:-1]).split())
+        words = b"" if self._is_noise else b" ".join(b"".join(self._folded[1:-1]).split()) + b"\n"
         self._folded = []
         self._after_noise = True
-        return words + b"\n"
+        return words
 
     def _sift_plain(self, line: bytes) -> bytes:
         if _LINE.match(line):
