@@ -132,6 +132,12 @@ class AgentHarness:
                     return event
             self._read_more(deadline, awaited)
 
+    def go_on(self) -> None:
+        """Let the agent go on for a while, until it has refused an order."""
+        self.events = [event for event in self.events if event["kind"] != "refused"]
+        self.send("Dance")
+        self.wait_for("refused")
+
     def kinds(self, worker: int) -> list[str]:
         """Return what happened to a worker, in order."""
         return [

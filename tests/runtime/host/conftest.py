@@ -14,10 +14,3 @@ def harness(tmp_path: Path) -> Iterator[AgentHarness]:
     """An agent whose tiny workers need no MPI."""
     with agent_running(tmp_path) as harness:
         yield harness
-
-
-@pytest.fixture
-def verbose(tmp_path: Path) -> Iterator[AgentHarness]:
-    """An agent that shows the output of all of its workers."""
-    with agent_running(tmp_path, "--verbose") as harness:
-        yield harness

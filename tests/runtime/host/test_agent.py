@@ -203,30 +203,17 @@ def test_signal_to_the_agent_is_told_to_who_decides_and_ends_nobody(
     assert not [event for event in harness.events if event["kind"] == "PoolRestarted"]
 
 
-def test_output_of_the_first_worker_comes_as_it_is(harness: AgentHarness) -> None:
-    harness.launch([3], "print_lines")
-    harness.guard(0)
-    harness.wait_for("WorkerExited")
+def test_much_output_of_many_workers_keeps_its_lines(tmp_path: Path) -> None:
+    with agent_running(tmp_path, "--verbose") as harness:
+        harness.launch([0, 1, 2], "print_much")
+        for rank in range(3):
+            harness.guard(rank)
+        for worker in range(3):
+            assert harness.wait_for("WorkerExited", worker=worker)["is_clean"] is True
+        harness.send("shutdown")
+        harness.process.wait()
+        lines = harness.stdout.read_text().splitlines()
 
-    harness.send("shutdown")
-    harness.process.wait()
-
-    assert harness.stdout.read_text() == "one line\nno end\n"
-    assert harness.stderr.read_text() == "to stderr\n"
-
-
-def test_much_output_of_many_workers_keeps_its_lines(verbose: AgentHarness) -> None:
-    harness = verbose
-    harness.launch([0, 1, 2], "print_much")
-    for rank in range(3):
-        harness.guard(rank)
-    for worker in range(3):
-        assert harness.wait_for("WorkerExited", worker=worker)["is_clean"] is True
-
-    harness.send("shutdown")
-    harness.process.wait()
-
-    lines = harness.stdout.read_text().splitlines()
     assert len(lines) == 3 * 20_000
     assert set(lines) == {f"[w{worker}] " + str(worker) * 79 for worker in range(3)}
 
@@ -277,14 +264,7 @@ def test_agent_keeps_nothing_of_past_launches(harness: AgentHarness) -> None:
 
     # pipes are closed by another thread, and orphans are reaped at the next look
     while _held_by(harness.process.pid) != before:
-        _refuse(harness)
-
-
-def _refuse(harness: AgentHarness) -> None:
-    """Let the agent go on for a while, until it has refused an order."""
-    harness.events.clear()
-    harness.send("Dance")
-    harness.wait_for("refused")
+        harness.go_on()
 
 
 def _held_by(pid: int) -> tuple[int, list[str]]:
@@ -306,17 +286,21 @@ def test_workers_leave_when_the_last_one_has_come_to_the_end(harness: AgentHarne
     assert [guard.wait() for guard in guards] == [0, 0]
 
 
-def test_worker_that_leaves_ends_its_guard_in_peace(harness: AgentHarness) -> None:
-    harness.launch([7], "leave")
+def test_worker_that_leaves_ends_its_guard_in_peace_and_its_output_comes_as_it_is(
+    harness: AgentHarness,
+) -> None:
+    harness.launch([3], "print_lines")
 
     guard = harness.guard(0)
 
-    event = harness.wait_for("WorkerExited", worker=7)
-    assert event["is_clean"] is True
-    assert event["cause"] == "exit 0"
-    assert event["phase"] == "training"
-    assert event["step"] == 47
+    event = harness.wait_for("WorkerExited", worker=3)
+    assert (event["is_clean"], event["cause"]) == (True, "exit 0")
+    assert (event["phase"], event["step"]) == ("training", 43)
     assert guard.wait() == 0
+    harness.send("shutdown")
+    harness.process.wait()
+    assert harness.stdout.read_text() == "one line\nno end\n"
+    assert harness.stderr.read_text() == "to stderr\n"
 
 
 @pytest.mark.parametrize(
@@ -419,21 +403,6 @@ def test_guard_that_was_stopped_follows_its_dead_worker_nevertheless(tmp_path: P
         assert guard.wait() == -signal.SIGKILL
 
 
-def test_stopped_pool_is_replaced_and_its_workers_stay(tmp_path: Path) -> None:
-    with agent_running(tmp_path, *LIMIT_S) as harness:
-        pool = harness.wait_for("PoolWarmed")["pid"]
-        harness.launch([0], "0:leave_when_asked")
-        guard = harness.guard(0)
-        harness.wait_for_report(0, "joined")
-
-        os.kill(pool, signal.SIGSTOP)
-
-        assert harness.wait_for("PoolRestarted")["cause"].startswith("stopped for ")
-        assert_ended(pool)
-        harness.send("AskToStop")
-        assert guard.wait() == 0
-
-
 def test_helper_that_goes_on_within_the_limit_is_left_alone(tmp_path: Path) -> None:
     with agent_running(tmp_path, "--heartbeat-timeout", "600") as harness:
         pool = harness.wait_for("PoolWarmed")["pid"]
@@ -490,7 +459,7 @@ def test_launch_that_needs_more_files_than_there_may_be_ends_with_its_reason(
         assert f"{WORKERS} workers cannot be made" in ended["reason"]
         assert "Too many open files" in ended["reason"]
         while len(os.listdir(f"/proc/{harness.process.pid}/fd")) > 90:
-            _refuse(harness)
+            harness.go_on()
         harness.launch([1], "leave", generation=2)
         harness.guard(0, generation=2)
         harness.wait_for("WorkerExited", worker=1, generation=2, is_clean=True)

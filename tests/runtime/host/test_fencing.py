@@ -195,6 +195,15 @@ def test_worker_that_dies_while_it_is_asked_is_not_fenced(world: World) -> None:
     assert not world.is_inquiring
 
 
+def test_another_launch_forgets_what_was_asked_of_the_one_before(world: World) -> None:
+    world.begin(0.0)
+    world.pass_time(2.2, 1, 2)
+
+    world.begin(0.0)
+
+    assert not world.is_inquiring
+
+
 def all_wait_for_worker_0(world: World) -> None:
     for worker in world.workers:
         worker.page.begin_turn(waits_for_peers=worker.worker != 0)
@@ -419,15 +428,6 @@ def test_workers_that_may_leave_and_do_not_are_killed_after_a_minute(world: Worl
     (stalled,) = world.of_kind(Stalled)
     assert (stalled.limit, stalled.workers) == ("leaving", (0, 1, 2))
     assert [worker.limit for worker in world.workers] == ["leaving"] * 3
-
-
-def test_another_launch_forgets_what_was_asked_of_the_one_before(world: World) -> None:
-    world.begin(0.0)
-    world.pass_time(2.2, 1, 2)
-
-    world.begin(0.0)
-
-    assert not world.is_inquiring
 
 
 def test_worker_that_is_killed_while_it_is_asked_for_others_holds_up_nobody(world: World) -> None:

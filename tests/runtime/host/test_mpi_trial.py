@@ -107,24 +107,7 @@ def test_unfit_library_is_refused_with_the_ways_out(
     require(library_of(tmp_path, PASSING), environment, needed, LaunchTerms(None, settings))
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"MPI4PY_LIBMPI": "/opt/other/libmpi.so"},
-        {"LD_LIBRARY_PATH": "/opt/other"},
-        {"OMPI_MCA_mpi_ft_enable": "0"},
-    ],
-)
-def test_another_choice_of_library_is_tried_of_its_own(
-    library: MpiLibrary, environment: dict[str, str], choice: dict[str, str]
-) -> None:
-    for variables in ({}, choice, {"LANG": "C"}, choice):
-        require(library, environment | variables, Trust.ONE)
-
-    assert starts_of(environment) == 2
-
-
-def test_another_build_or_way_to_start_and_each_set_of_settings_are_tried_of_their_own(
+def test_another_build_library_or_way_to_start_and_all_settings_are_tried_of_their_own(
     tmp_path: Path, library: MpiLibrary, environment: dict[str, str]
 ) -> None:
     every = [
@@ -134,16 +117,24 @@ def test_another_build_or_way_to_start_and_each_set_of_settings_are_tried_of_the
         LaunchTerms("10.1.0.0/16", SETTINGS),
         LaunchTerms(None, SETTINGS),
     ]
+    choices = [
+        {"MPI4PY_LIBMPI": "/opt/other/libmpi.so"},
+        {"LD_LIBRARY_PATH": "/opt/other"},
+        {"OMPI_MCA_mpi_ft_enable": "0"},
+    ]
     for terms in (*every, *every):
         require(library, environment, Trust.ONE, terms)
-    assert starts_of(environment) == len(every)
+    for choice in (*choices, {"LANG": "C"}, *choices):
+        require(library, environment | choice, Trust.ONE)
+    tried = len(every) + len(choices)
+    assert starts_of(environment) == tried
 
     with (tmp_path / "mpiexec").open("a") as file:
         file.write("# another build\n")
     require(library, environment, Trust.ONE)
     newer = dataclasses.replace(OPEN_MPI, options=("--mca", "btl", "tcp"))
     require(dataclasses.replace(library, launcher=newer), environment, Trust.ONE)
-    assert starts_of(environment) == len(every) + 2
+    assert starts_of(environment) == tried + 2
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"trust": "ALL"}', "\x00"])

@@ -148,28 +148,6 @@ def test_endless_line_is_cut_rather_than_kept(
     assert terminal.rest() == b"x" * 1500 + b"\n"
 
 
-def test_lines_of_several_workers_are_never_mixed(terminal: Terminal) -> None:
-    output = Output()
-    writers = []
-    for worker in range(3):
-        read_end, write_end = os.pipe()
-        output.forward(read_end, f"[w{worker}] ", terminal.write_fd)
-        writers.append(write_end)
-
-    halves = (b"first half, ", b"second half\n")
-    for _ in range(50):
-        for half in halves:
-            for write_end in writers:
-                os.write(write_end, half)
-    for write_end in writers:
-        os.close(write_end)
-    output.close(BOUND_S)
-
-    lines = terminal.rest().splitlines()
-    assert len(lines) == 150
-    assert set(lines) == {b"[w%d] first half, second half" % worker for worker in range(3)}
-
-
 def test_thread_may_see_the_end_before_it_is_woken_for_it(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,31 +60,26 @@ class Net:
             self.trials.hear(*self.answers.pop(0))
 
 
-def pairs(words: str) -> set[frozenset[str]]:
-    return {frozenset(pair) for pair in words.split()}
-
-
-def test_each_pair_is_tried_once_and_those_that_are_cut_are_found() -> None:
-    net = Net(cut="bd ce")
-
+@pytest.mark.parametrize(
+    ("net", "broken", "tried", "why"),
+    [
+        (Net(cut="bd ce"), "bd ce", 10, "c does not reach e on 10.1.0.0/16 (timed out)"),
+        (
+            *(Net(down="c"), "ca cb cd ce", 6),
+            "c does not reach a, b, d, e on 10.1.0.0/16 (no interface is up there)",
+        ),
+    ],
+    ids=["cut", "no interface"],
+)
+def test_each_pair_of_hosts_with_an_interface_is_tried_once_and_those_that_are_cut_are_found(
+    net: Net, broken: str, tried: int, why: str
+) -> None:
     net.begin()
 
-    assert len(net.tried) == len(set(net.tried)) == 10
-    assert net.found == [dict.fromkeys(net.cut, "timed out")]
-    assert net.trials.why("d", net.found[0]) == "d does not reach b on 10.1.0.0/16 (timed out)"
-
-
-def test_host_without_an_interface_there_reaches_nobody_and_comes_to_nobody() -> None:
-    net = Net(down="c")
-
-    net.begin()
-
-    (broken,) = net.found
-    assert broken.keys() == pairs("ca cb cd ce")
-    assert len(net.tried) == 6
-    assert net.trials.why("c", broken) == (
-        "c does not reach a, b, d, e on 10.1.0.0/16 (no interface is up there)"
-    )
+    (found,) = net.found
+    assert found.keys() == {frozenset(pair) for pair in broken.split()}
+    assert len(net.tried) == len(set(net.tried)) == tried
+    assert net.trials.why("c", found) == why
 
 
 def test_host_that_is_lost_meanwhile_is_waited_for_no_more() -> None:

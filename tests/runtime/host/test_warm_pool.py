@@ -81,19 +81,26 @@ def test_worker_that_cannot_import_its_own_modules_reports_it(tmp_path: Path) ->
         )
 
 
-def test_dead_pool_is_replaced_and_its_workers_stay(harness: AgentHarness) -> None:
-    pool = harness.wait_for("PoolWarmed")["pid"]
-    harness.launch([0, 1], "0:leave_when_asked")
-    first = harness.guard(0)
-    harness.wait_for_report(0, "joined")
+@pytest.mark.parametrize(
+    ("number", "cause"), [(signal.SIGKILL, "signal SIGKILL"), (signal.SIGSTOP, "stopped for ")]
+)
+def test_dead_or_stopped_pool_is_replaced_and_its_workers_stay(
+    tmp_path: Path, number: int, cause: str
+) -> None:
+    with agent_running(tmp_path, "--heartbeat-timeout", "1") as harness:
+        pool = harness.wait_for("PoolWarmed")["pid"]
+        harness.launch([0, 1], "0:leave_when_asked")
+        first = harness.guard(0)
+        harness.wait_for_report(0, "joined")
 
-    os.kill(pool, signal.SIGKILL)
+        os.kill(pool, number)
 
-    assert harness.wait_for("PoolRestarted")["cause"] == "signal SIGKILL"
-    harness.send("AskToStop")
-    assert first.wait() == 0
-    harness.launch([2], "leave", generation=2)
-    assert harness.guard(0, generation=2).wait() == 0
+        assert harness.wait_for("PoolRestarted")["cause"].startswith(cause)
+        assert_ended(pool)
+        harness.send("AskToStop")
+        assert first.wait() == 0
+        harness.launch([2], "leave", generation=2)
+        assert harness.guard(0, generation=2).wait() == 0
 
 
 def test_worker_that_a_dying_pool_owed_comes_from_the_next(harness: AgentHarness) -> None:
@@ -101,8 +108,7 @@ def test_worker_that_a_dying_pool_owed_comes_from_the_next(harness: AgentHarness
     os.kill(pool, signal.SIGSTOP)
     harness.launch([0, 1], "leave")
     guards = [harness.guard(0), harness.guard(1)]
-    harness.send("Dance")
-    harness.wait_for("refused")  # so the launch was handled too
+    harness.go_on()
 
     os.kill(pool, signal.SIGKILL)
 
@@ -115,8 +121,7 @@ def test_worker_that_was_killed_before_it_was_made_is_told_so(harness: AgentHarn
     harness.launch([0], "leave")
     guard = harness.guard(0)
     harness.send("KillLaunch", reason="")
-    harness.send("Dance")
-    harness.wait_for("refused")
+    harness.go_on()
 
     os.kill(pool, signal.SIGCONT)
 
