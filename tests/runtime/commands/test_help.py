@@ -15,17 +15,12 @@ from journal_entries import WrittenJournal
 
 from holdfast.runtime.commands.main import all_commands, holdfast
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 
 def begin_run(run_dir: Path, script: str = "/a/train.py") -> Path:
     run_dir.mkdir(parents=True)
-    (run_dir / "RUN.json").write_text(
-        json.dumps(
-            {"run_id": "a" * 16, "format": 1, "created": 1e9}
-            | {"microbatches": 2, "threads": 1, "seed": 0}
-        )
-    )
+    RunDirectory(run_dir).create_record(RunRecord("a" * 16, FORMAT, 1e9, 2, 0, 1))
     journal = WrittenJournal(run_dir / "journal.jsonl", run_id="a" * 16, source="head")
     journal.record("job_started", workers=2, script=script)
     journal.record("step", step=7, epoch=1, seconds=0.5, samples=8, generation=1)

@@ -95,28 +95,19 @@ def test_damaged_record_is_refused_with_its_reason(
     assert "--fresh" in str(caught.value)
 
 
-def test_second_job_is_refused_and_told_who_owns_the_directory(directory: RunDirectory) -> None:
-    lease = directory.acquire_lease()
-
-    with pytest.raises(RunDirectoryBusy) as caught:
-        directory.acquire_lease()
-
-    assert not os.get_inheritable(lease.fileno()), "`os.system` closes no descriptors"
-    lease.release()
-    assert f"pid {os.getpid()} on host {os.uname().nodename}" in str(caught.value)
-    assert caught.value.exit_code == ExitCode.RUN_DIRECTORY_BUSY
-
-
-def test_heir_keeps_the_lease_when_the_owner_is_gone(directory: RunDirectory) -> None:
+def test_second_job_is_refused_while_the_owner_or_its_heir_lives(directory: RunDirectory) -> None:
     """The head gets the descriptor, and so owns the directory after the client."""
     lease = directory.acquire_lease()
+    assert not os.get_inheritable(lease.fileno()), "`os.system` closes no descriptors"
     heir = subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lease.fileno(),)
     )
-    lease.release()
-
-    with pytest.raises(RunDirectoryBusy):
-        directory.acquire_lease()
+    for _ in ("owner", "heir"):
+        with pytest.raises(RunDirectoryBusy) as caught:
+            directory.acquire_lease()
+        assert f"pid {os.getpid()} on host {os.uname().nodename}" in str(caught.value)
+        assert caught.value.exit_code == ExitCode.RUN_DIRECTORY_BUSY
+        lease.release()
     heir.communicate(b"\n")
 
     directory.acquire_lease().release()

@@ -41,13 +41,6 @@ def test_file_system_that_refuses_leaves_each_process_its_own_values(tmp_path: P
     assert one.first("time", 3.5) == 1.5
 
 
-def test_process_that_has_its_turn_may_take_it_again(tmp_path: Path) -> None:
-    record = ScriptRecord(tmp_path / "script.jsonl")
-
-    with record.turn(), record.turn():
-        assert record.first("a", 1) == 1
-
-
 @pytest.mark.parametrize("is_of_hosts", [False, True])
 def test_processes_of_several_hosts_append_in_their_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_of_hosts: bool
