@@ -228,10 +228,7 @@ def _left_off(before: Entries, *, is_renewal: bool) -> float | None:
         stopped = last_of(before, WorkerStopped)
         return stopped and stopped.now
     failure = last_of(before, WorkerExited)
-    if failure is None:
-        return None
-    death = _death_of(failure.event.worker, before, failure.now)
-    return failure.now if death is None else death
+    return failure and _death_of(failure.event.worker, before, failure.now)
 
 
 @dataclass(frozen=True, slots=True)
