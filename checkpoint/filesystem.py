@@ -31,10 +31,6 @@ READ_BYTES_PER_S = 200e6
 _LONGEST_PAUSE_S = 1.0
 
 
-def _no_fence() -> None:
-    """Let everything pass: nobody else may own the directory."""
-
-
 class DirectoryName(str):
     """The name of a directory, as the listing tells that it is one, and not a link to one.
 
@@ -58,7 +54,7 @@ class FileSystem:
     that is replaced after the proof is not the one that is changed.
     """
 
-    def __init__(self, root: Path | None = None, fence: Callable[[], None] = _no_fence) -> None:
+    def __init__(self, root: Path | None = None, fence: Callable[[], None] = lambda: None) -> None:
         self._root = root
         self._fence = fence
 
@@ -232,7 +228,7 @@ class PacedFileSystem(FileSystem):
         root: Path,
         bytes_per_s: float = READ_BYTES_PER_S,
         *,
-        fence: Callable[[], None] = _no_fence,
+        fence: Callable[[], None] = lambda: None,
         pause: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -360,11 +360,6 @@ class ShareImage:
             shard: lay_out_shard(image_map.layout, shard, run_id) for shard in share.shards
         }
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the state that a copy takes."""
-        return self._share.nbytes
-
     def spans(self) -> Iterator[tuple[int, int]]:
         """Yield where the bytes lie in the memory that a copy writes: start and length."""
         for shard in self._share.framed:

@@ -155,11 +155,6 @@ class Share:
         found = {stretch.shard for stretch in self.stretches} | set(self.framed)
         return tuple(sorted(found | {shard for shard, _ in self.digested}))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the worker copies of the state."""
-        return sum(stretch.stop - stretch.start for stretch in self.stretches)
-
 
 def share_of(image_map: ImageMap, part: int, parts: int) -> Share:
     """Return share number ``part``, from 0, of ``parts`` shares."""

@@ -276,10 +276,9 @@ class Stall:
 class StallDetector:
     """Which worker keeps all others waiting, and for how long; each look makes a new detector.
 
-    Theory.  A step of an hour is legitimate, and so is waiting for it.  But microbatches are
-    equal parts: what one worker does for hours, its peers have done before.  So the limit is
-    a multiple of the longest piece of work that any worker has ended, and of nothing that
-    must be guessed.  It counts from the moment at which the last of the others began to wait.
+    Microbatches are equal parts: what one worker does for hours, its peers have done before.  So
+    the limit is a multiple of the longest piece of work that any worker has ended.  It counts from
+    the moment at which the last of the others began to wait.
 
     Nobody is fenced while nobody waits.  There is one exception: the workers that waited
     were fenced themselves at the same step, one after the other, as its owners.  Then the

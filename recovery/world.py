@@ -80,13 +80,8 @@ class World:
 
     @property
     def active(self) -> tuple[WorkerId, ...]:
-        """Workers that hold microbatches: the first ``capacity`` in rank order."""
+        """Workers that hold microbatches, the first in rank order; a spare keeps a replica only."""
         return self.workers[: self.capacity]
-
-    @property
-    def spares(self) -> tuple[WorkerId, ...]:
-        """Workers that keep a replica but hold no microbatch yet."""
-        return self.workers[self.capacity :]
 
     def shrunk_to(self, survivors: Collection[WorkerId]) -> World:
         """Return the next generation, which holds only ``survivors``."""

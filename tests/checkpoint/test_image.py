@@ -128,7 +128,7 @@ def test_shares_cover_each_byte_once_and_digest_each_piece_once(
     assert by_piece == pieces
     assert sorted(place for share in shares for place in share.digested) == sorted(pieces)
     assert sorted(shard for share in shares for shard in share.framed) == list(range(shards))
-    assert sum(share.nbytes for share in shares) == sum(sizes)
+    assert sum(found.stop - found.start for found in covered) == sum(sizes)
 
 
 @pytest.mark.parametrize(

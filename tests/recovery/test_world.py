@@ -73,7 +73,7 @@ def test_after_any_deaths_every_microbatch_has_one_active_owner(
         owned = adopt(owned, world)
         parts = [owned.owned_by(worker) for worker in world.active]
         assert sorted(itertools.chain(*parts)) == list(range(microbatches))
-        assert all(owned.owned_by(spare) == () for spare in world.spares)
+        assert all(owned.owned_by(spare) == () for spare in world.workers[world.capacity :])
 
 
 @given(MICROBATCHES, worlds())
