@@ -284,8 +284,6 @@ class _Training:
         self._data = supply_of(call, seed, context.notify)
         self._callbacks: CallbackRun | None = None
         self._rate: ScaledRate | None = None
-        self._steps: tuple[int | None, int] = None, 0
-        """The steps of an epoch, if they are known, and of a validation."""
 
     def run(self) -> Any:
         """Train, and return the ``History``."""
@@ -333,10 +331,7 @@ class _Training:
         )
 
     def _build(self, job: TrainingJob, context: WorkerContext) -> Replica:
-        if not job.work_plan.is_open:
-            steps = job.work_plan.steps_per_epoch
-            self._steps = min(steps, self._call.steps_per_epoch or steps), 0
-        self._steps = self._steps[0], job.validation_batches
+        self._job = job
         if job.stage.number == 1 and self._call.shown != SILENT:
             context.inform(_announcement(self._model, job, len(context.config.workers)))
         few = advice_on_few_samples(job, context.config)
@@ -364,7 +359,9 @@ class _Training:
     def _accompany(self, replica: Replica) -> CallbackHost:
         """Return the callback host of this training."""
         call, process, stage = self._call, script_process(), self._stages.stage
-        context, (steps, validation_steps) = self._stages.context, self._steps
+        context, plan = self._stages.context, self._job.work_plan
+        most = call.steps_per_epoch or plan.steps_per_epoch
+        steps = None if plan.is_open else min(plan.steps_per_epoch, most)
         files = process.begin_training(stage.number, context.notify, is_first=self._stages.is_first)
         rounds = CallbackRounds(
             call.callbacks,
@@ -381,7 +378,8 @@ class _Training:
         epochs = range(call.initial_epoch, call.epochs)
         tell_data = hears_of_epochs(self._data.training)
         self._callbacks = CallbackRun(
-            self._model, replica, rounds, epochs, context.notify, tell_data, validation_steps
+            *(self._model, replica, rounds, epochs, context.notify, tell_data),
+            validation_batches=self._job.validation_batches,
         )
         self._callbacks.tells_script = self._tells_script
         return self._callbacks

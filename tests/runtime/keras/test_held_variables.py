@@ -54,29 +54,23 @@ def test_variables_metrics_and_containers_of_them_are_put_back() -> None:
     assert float(other.half) == 0.25
 
 
-def test_variables_of_the_trained_model_are_left_to_the_replica() -> None:
+def test_variables_of_the_trained_model_are_left_to_the_replica_and_others_kept_once() -> None:
     model = compiled()
     own = keras.Variable(1.0)
     here = callback(mine=own, model_=model, kernel=model.layers[0].kernel, adam=model.optimizer)
 
-    assert list(held(here, model=model).notes()) == ["Callback-1.mine/0"]
+    assert list(held(here, callback(rate=own), model=model).notes()) == ["Callback-1.mine/0"]
 
 
-def test_large_variables_are_named_with_all_their_bytes() -> None:
-    large = [tf.Variable(tf.zeros(20_000)), tf.Variable(tf.zeros(30_000)), tf.Variable(1.0)]
-    found = held(callback(tables=large))
-
-    assert found.unkept() == ["Callback.tables (200000 bytes)"]
-    assert list(found.notes()) == ["Callback-1.tables/2"]
-
-
-def test_no_more_variables_are_kept_than_there_is_room_for() -> None:
+def test_variables_that_are_too_large_or_too_many_are_named_with_all_their_bytes() -> None:
     each = 16_000
+    large = [tf.Variable(tf.zeros(20_000)), tf.Variable(tf.zeros(30_000))]
     many = [tf.Variable(tf.zeros(each // 4)) for _ in range(MOST_BYTES // each + 2)]
-    found = held(callback(network=many))
+    found = held(callback(tables=large, network=many))
 
     assert len(found.notes()) == MOST_BYTES // each
-    assert found.unkept() == [f"Callback.network ({2 * each} bytes)"]
+    unkept = ["Callback.tables (200000 bytes)", f"Callback.network ({2 * each} bytes)"]
+    assert found.unkept() == unkept
 
 
 def test_variables_that_only_graphs_read_have_names_in_the_order_of_reading() -> None:
@@ -108,12 +102,6 @@ def test_variable_of_another_kind_begins_as_the_script_makes_it(other: list[Any]
     held(now).restore(held(before).notes())
 
     assert now.rate.numpy().tolist() == other
-
-
-def test_variable_that_two_callbacks_hold_is_kept_once() -> None:
-    shared = tf.Variable(1.0)
-
-    assert list(held(callback(rate=shared), callback(rate=shared)).notes()) == ["Callback-1.rate/0"]
 
 
 def test_generators_go_on_and_text_is_left_to_the_script() -> None:

@@ -326,6 +326,7 @@ def test_nobody_else_has_the_turn_during_a_download(
 
     monkeypatch.setattr(file_utils, "urlretrieve", retrieve)
     take_turns(lock, told.append)
+    assert mnist.get_file is keras.utils.get_file is file_utils.get_file  # type: ignore[attr-defined]
 
     path = keras.utils.get_file(origin=source.as_uri(), cache_dir=tmp_path)
     again = keras.utils.get_file(origin=source.as_uri(), cache_dir=tmp_path)
@@ -345,13 +346,6 @@ def test_turn_ends_with_an_error(lock: Path, source: Path, tmp_path: Path) -> No
         keras.utils.get_file(origin=source.as_uri(), cache_dir=tmp_path, file_hash=wrong)
 
     assert _is_free(lock)
-
-
-def test_data_sets_of_keras_wait_as_well(lock: Path) -> None:
-    take_turns(lock, lambda text: None)
-
-    assert mnist.get_file is keras.utils.get_file is file_utils.get_file  # type: ignore[attr-defined]
-    assert file_utils.get_file is not _PLAIN
 
 
 def test_file_system_without_locks_downloads_as_plain_keras_does(

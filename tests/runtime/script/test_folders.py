@@ -18,6 +18,7 @@ Begin = Callable[..., ScriptProcess]
 
 
 def test_what_the_job_has_not_made_as_a_folder_is_an_error(begin: Begin, tmp_path: Path) -> None:
+    """A folder below a descriptor is nobody's but its maker's."""
     begin(since=float("inf"))
     os.mkdir(tmp_path / "older")
     with pytest.raises(FileExistsError):
@@ -28,6 +29,13 @@ def test_what_the_job_has_not_made_as_a_folder_is_an_error(begin: Begin, tmp_pat
         os.mkdir(tmp_path / "file")
     with pytest.raises(FileNotFoundError):
         os.mkdir(tmp_path / "none" / "results")
+    below = os.open(tmp_path, os.O_RDONLY)
+    try:
+        os.mkdir("results", dir_fd=below)
+        with pytest.raises(FileExistsError):
+            os.mkdir("results", dir_fd=below)
+    finally:
+        os.close(below)
 
 
 def test_run_directory_stays_exact_under_any_name(
@@ -55,17 +63,6 @@ def test_folder_is_shared_however_it_is_named_and_made(
 
     assert stat.S_IMODE((tmp_path / "results").stat().st_mode) == 0o700
     assert (tmp_path / "many" / "results").is_dir()
-
-
-def test_folder_below_a_descriptor_stays_exact(begin: Begin, tmp_path: Path) -> None:
-    begin()
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    try:
-        os.mkdir("results", dir_fd=descriptor)
-        with pytest.raises(FileExistsError):
-            os.mkdir("results", dir_fd=descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def make_temporary(tmp_path: Path) -> list[str]:

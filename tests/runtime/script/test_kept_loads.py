@@ -51,25 +51,18 @@ def test_relaunch_gets_what_the_first_launch_has_loaded_each_time(
 
 
 def test_file_that_nobody_writes_again_is_read_where_it_is(best: Path, tmp_path: Path) -> None:
-    first, second = Launch(tmp_path), Launch(tmp_path)
+    first, second, third = (Launch(tmp_path) for _ in range(3))
     first.loads(best)
-    first.writes(tmp_path / "other.weights.h5", "of another model")
+    other = tmp_path / "newer" / best.name
+    other.parent.mkdir()
+    first.writes(other, "of another model")
     best.write_text("of the user")
 
     assert second.loads(best) == "of the user"
     assert second.told == []
     assert not (tmp_path / "loaded").exists()
-
-
-def test_load_of_another_file_gets_no_copy(best: Path, tmp_path: Path) -> None:
-    first, second = Launch(tmp_path), Launch(tmp_path)
-    first.loads(best)
     first.writes(best, "of the second fit")
-    other = tmp_path / "newer" / best.name
-    other.parent.mkdir()
-    other.write_text("of the user")
-
-    assert second.loads(other) == "of the user"
+    assert third.loads(other) == "of another model"
 
 
 def test_file_that_the_script_removes_is_kept_for_its_loads(best: Path, tmp_path: Path) -> None:
