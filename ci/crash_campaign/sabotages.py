@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint import repair, scan, store
+from holdfast.checkpoint import repair, retention, scan, store
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.filesystem import FileSystem
@@ -87,8 +87,8 @@ def _replace_what_is_there() -> None:
     FileSystem.rename_noreplace = rename  # type: ignore[assignment,method-assign]
 
 
-def _write_unsynced(path: Path, content: bytes, *, is_synced: bool) -> None:
-    assert is_synced
+def _write_unsynced(path: Path, content: bytes, *, is_durable: bool) -> None:
+    assert is_durable
     files_module.write_whole(path, content)
 
 
@@ -98,8 +98,12 @@ def _write_in_place(directory: RunDirectory, record: RunRecord) -> None:
     files_module.sync(directory.path)
 
 
-def _remove_in_place(disk: Disk, directory: Path, _hidden_name: str) -> None:
-    disk.remove_tree(directory)
+def _remove_in_place() -> None:
+    def remove(disk: Disk, directory: Path, _hidden_name: str) -> None:
+        disk.remove_tree(directory)
+
+    for module in (store, retention):
+        _with(module, "hide", remove)()
 
 
 def _believe(marks: ReadMarks, step: int) -> None:
@@ -130,11 +134,11 @@ SABOTAGES: dict[str, Sabotage] = {
     "no-record-fsync": Sabotage(
         _with(run_directory, "write_whole", _write_unsynced), "power", "begin"
     ),
-    "no-record-directory-fsync": Sabotage(_without(run_directory, "sync_names"), "power", "begin"),
+    "no-record-directory-fsync": Sabotage(_without(files_module, "sync_names"), "power", "begin"),
     # what is put in place, and taken away
     "no-errors": Sabotage(_hide_errors, "calls", "save"),
     "no-noreplace": Sabotage(_replace_what_is_there, "calls", "again"),
-    "no-hiding": Sabotage(_with(store, "hide", _remove_in_place), "calls", "save"),
+    "no-hiding": Sabotage(_remove_in_place, "calls", "save"),
     "no-files-aside": Sabotage(_with(repair, "directories_of", _only_in_place), "calls", "repair"),
     "no-whole-record": Sabotage(
         _with(RunDirectory, "create_record", _write_in_place), "calls", "begin"
