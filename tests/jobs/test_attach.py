@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
-from workload import IMPATIENT, LONG, PreparedJob, Undisturbed, assert_whole, request_of
+from workload import IMPATIENT, LONG, PreparedJob, Undisturbed, assert_whole, request_of, run_job
 
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.own_process import program_command
@@ -122,8 +122,7 @@ def test_request_of_another_script_takes_no_job_over(tmp_path: Path, orphan: Run
     script = tmp_path / "other.py"
     script.write_text("raise SystemExit('never run')")
 
-    with start_job(JobRequest(script=script, run_dir=tmp_path / "run", workers=3)) as job:
-        refused = job.wait()
+    refused = run_job(JobRequest(script=script, run_dir=tmp_path / "run", workers=3))
 
     assert refused.exit_code == 2, refused.stderr
     assert f"give {script} a run directory of its own by --run-dir" in refused.stderr

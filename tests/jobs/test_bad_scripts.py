@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from extended import extended
-from workload import assert_refused
+from workload import assert_refused, run_job
 
-from holdfast.testing import JobRequest, JobRun, start_job
+from holdfast.testing import JobRequest, JobRun
 
 pytestmark = pytest.mark.mpi
 
@@ -22,8 +22,7 @@ def _run(
     request = JobRequest(
         script=script, run_dir=run_dir, workers=3, argv=argv, environment=environment or {}
     )
-    with start_job(request) as running:
-        return running.wait()
+    return run_job(request)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from workload import EVEN, SCRIPT, request_of
+from workload import EVEN, SCRIPT, request_of, run_job
 
-from holdfast.testing import JobRun, start_job
+from holdfast.testing import JobRun
 
 pytestmark = pytest.mark.mpi
 
@@ -17,8 +17,7 @@ def job(script: Path, run_dir: Path, *options: str, workers: int = 2) -> JobRun:
     """Run the job as a user does; a test wants its script run, unless it says otherwise."""
     as_users = {"HOLDFAST_AGAIN": "no"}
     asked = request_of(EVEN, run_dir, workers=workers, options=options, environment=as_users)
-    with start_job(replace(asked, script=script, directory=run_dir.parent)) as running:
-        return running.wait()
+    return run_job(replace(asked, script=script, directory=run_dir.parent))
 
 
 def test_complete_run_starts_nothing_until_it_is_asked_to(tmp_path: Path) -> None:

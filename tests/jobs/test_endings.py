@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from extended import extended
+from workload import run_job
 
 from holdfast.testing import JobRequest, JobRun, start_job
 
@@ -30,8 +31,7 @@ def _run(folder: Path, mistake: str) -> JobRun:
         argv=[mistake, str(folder / "model")],
         options=["--threads", "1"],
     )
-    with start_job(request) as job:
-        return job.wait()
+    return run_job(request)
 
 
 def test_result_that_the_first_worker_died_over_is_written_by_the_next(tmp_path: Path) -> None:
@@ -66,8 +66,7 @@ def _apart(folder: Path, *argv: str, options: tuple[str, ...] = ()) -> JobReques
 
 
 def _run_apart(folder: Path, *argv: str, options: tuple[str, ...] = ()) -> JobRun:
-    with start_job(_apart(folder, *argv, options=options)) as job:
-        return job.wait()
+    return run_job(_apart(folder, *argv, options=options))
 
 
 def _assert_apart(job: JobRun, words: str) -> None:
@@ -155,8 +154,7 @@ def _ending(folder: Path, then: str) -> JobRequest:
 def test_work_that_a_script_leaves_for_its_end_is_done(
     tmp_path: Path, then: str, code: int
 ) -> None:
-    with start_job(_ending(tmp_path, then)) as running:
-        job = running.wait()
+    job = run_job(_ending(tmp_path, then))
 
     assert job.exit_code == code, job.stderr
     files = {path.name for path in tmp_path.iterdir()} - {"run"}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from extended import extended
-from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, request_of
+from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, request_of, run_job
 
-from holdfast.testing import JobRequest, JobRun, start_job
+from holdfast.testing import JobRequest, JobRun
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 
@@ -85,8 +85,7 @@ def _prepared(request: JobRequest, preparation: str) -> PreparedJob:
 
 
 def _run(request: JobRequest, preparation: str) -> JobRun:
-    with start_job(_prepared(request, preparation)) as running:
-        return running.wait()
+    return run_job(_prepared(request, preparation))
 
 
 @speechless

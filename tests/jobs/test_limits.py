@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from cgroups import enter, memory_cgroup
-from workload import LONG, PreparedJob, Undisturbed, Workload, assert_whole, request_of
+from workload import LONG, PreparedJob, Undisturbed, Workload, assert_whole, request_of, run_job
 
 from holdfast.runtime.commands.reported_run import describe_failure, describe_troubles
-from holdfast.testing import JobRun, start_job
+from holdfast.testing import JobRun
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]
 
@@ -29,8 +29,7 @@ def _feast(workload: Workload, place: Path, group: Path, *, from_step: int, mib:
     eats = ["--from-step", str(from_step), "--mib-a-step", str(mib)]
     eats += ["--eater", str(place / "eater")]
     fields = asdict(request) | {"script": HUNGRY, "argv": [*workload.argv, *eats]}
-    with start_job(PreparedJob(**fields, preparation=enter(group))) as running:
-        return running.wait()
+    return run_job(PreparedJob(**fields, preparation=enter(group)))
 
 
 def test_death_by_the_oom_killer_is_named_with_figures_and_survived(

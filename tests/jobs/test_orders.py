@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from extended import extended, shortened
-from workload import EVEN, LONG, Undisturbed, Workload, assert_whole, request_of
+from workload import EVEN, LONG, Undisturbed, Workload, assert_whole, request_of, run_job
 
 from holdfast.runtime.system.own_process import program_command
 from holdfast.runtime.system.processes import wait_all_ended
@@ -56,8 +56,7 @@ def test_a_stopped_run_resumes_on_any_number_of_workers(
     run_dir = shutil.copytree(stopped[0], tmp_path / "run")
 
     paced = request_of(LONG, run_dir, workers=workers)
-    with start_job(replace(paced, argv=[*paced.argv, "--pause-ms", "0"])) as job:
-        resumed = job.wait()
+    resumed = run_job(replace(paced, argv=[*paced.argv, "--pause-ms", "0"]))
 
     assert_whole(resumed, LONG, undisturbed(LONG))
     assert resumed.events("restored")[0]["step"] == stopped[1].report.checkpoints[-1].step

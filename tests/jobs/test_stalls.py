@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from extended import shortened
-from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
+from workload import EVEN, LONG, Undisturbed, assert_whole, request_of, run_job
 
-from holdfast.testing import JobRun, start_job
+from holdfast.testing import JobRun
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(170)]
 
@@ -30,8 +30,7 @@ def _train(
     (tmp_path / "happened").mkdir()
     argv = ["--mistake", mistake, "--poison", str(POISON), "--times", str(times)]
     argv += ["--happened", str(tmp_path / "happened"), *plain.argv]
-    with start_job(replace(plain, script=SCRIPT, argv=argv)) as running:
-        return running.wait()
+    return run_job(replace(plain, script=SCRIPT, argv=argv))
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,7 @@ def test_launch_in_which_mpi_has_lost_an_event_is_ended_and_relaunched(
     options = ["--heartbeat-timeout", "2"]
     plain = request_of(LONG, tmp_path / "run", workers=3, options=options)
     argv = [str(tmp_path / "happened"), *plain.argv]
-    with start_job(replace(plain, script=SCRIPT.with_name("lost_event.py"), argv=argv)) as running:
-        job = running.wait()
+    job = run_job(replace(plain, script=SCRIPT.with_name("lost_event.py"), argv=argv))
 
     assert_whole(job, LONG, undisturbed(LONG))
     (stalled,) = job.events("stalled")

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 from extended import shortened
-from workload import EVEN, SLICED, UNEVEN, Undisturbed, Workload, assert_whole, request_of
-
-from holdfast.testing import start_job
+from workload import EVEN, SLICED, UNEVEN, Undisturbed, Workload, assert_whole, request_of, run_job
 
 pytestmark = pytest.mark.mpi
 
@@ -20,8 +18,7 @@ pytestmark = pytest.mark.mpi
 def test_bytes_are_those_of_one_worker(
     tmp_path: Path, undisturbed: Undisturbed, workload: Workload, workers: int
 ) -> None:
-    with start_job(request_of(workload, tmp_path, workers=workers)) as running:
-        job = running.wait()
+    job = run_job(request_of(workload, tmp_path, workers=workers))
 
     assert_whole(job, workload, undisturbed(workload))
     assert job.report.failures == ()
@@ -31,8 +28,7 @@ def test_bytes_are_those_of_one_worker(
 def test_bytes_are_those_of_one_worker_when_vectors_are_exchanged_in_slices(
     tmp_path: Path, undisturbed: Undisturbed, workers: int
 ) -> None:
-    with start_job(request_of(SLICED, tmp_path, workers=workers)) as running:
-        job = running.wait()
+    job = run_job(request_of(SLICED, tmp_path, workers=workers))
 
     assert_whole(job, SLICED, undisturbed(SLICED))
 
@@ -41,8 +37,7 @@ def test_a_spare_takes_the_place_of_a_victim(tmp_path: Path, undisturbed: Undist
     request = request_of(
         UNEVEN, tmp_path, workers=2, options=["--spares", "1"], faults=["kill worker=0 step=5"]
     )
-    with start_job(request) as running:
-        job = running.wait()
+    job = run_job(request)
 
     assert_whole(job, UNEVEN, undisturbed(UNEVEN))
     assert job.events("world")[0]["capacity"] == 2

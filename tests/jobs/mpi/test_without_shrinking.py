@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from extended import shortened
-from workload import EVEN, LONG, Undisturbed, assert_whole, listeners_of, request_of
+from workload import EVEN, LONG, Undisturbed, assert_whole, listeners_of, request_of, run_job
 
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.saving.writer_link import KILLED_SETTLES_WITHIN_S
@@ -38,8 +38,7 @@ def _train(run_dir: Path, faults: list[str], *options: str, workers: int = 3) ->
     request = request_of(
         EVEN, run_dir, workers=workers, faults=faults, options=["--no-shrink", *options]
     )
-    with start_job(request) as running:
-        return running.wait()
+    return run_job(request)
 
 
 def _restored(job: JobRun) -> list[int]:
@@ -129,10 +128,7 @@ def test_any_mpi_trains_to_the_same_bytes_over_deaths(
 
 @hydra
 def test_launcher_without_ulfm_is_refused_in_place(tmp_path: Path, mpiexec: Path) -> None:
-    with start_job(
-        request_of(EVEN, tmp_path, workers=2, options=["--mpiexec", str(mpiexec)])
-    ) as running:
-        job = running.wait()
+    job = run_job(request_of(EVEN, tmp_path, workers=2, options=["--mpiexec", str(mpiexec)]))
 
     assert job.exit_code == 2
     assert "--no-shrink" in job.stderr
