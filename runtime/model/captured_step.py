@@ -147,9 +147,9 @@ def _kinds() -> Iterator[type]:
 class CapturedStep:
     """What a step has done."""
 
+    step: OwnStep
     scope: Any
     metrics: tuple[Any, ...]
-    generators: tuple[Any, ...]
     calls: list[tuple[OptimizerCall, int]] = field(default_factory=list)
     """Updates, each with the position in the graph at which it was asked for."""
     assigned: dict[int, tuple[Any, int]] = field(default_factory=dict)
@@ -158,18 +158,16 @@ class CapturedStep:
     results: dict[int, Any] = field(default_factory=dict)
     """The tensors that metrics returned as results, by identity: a metric and a path."""
 
-    starts: Starts = field(default_factory=dict)
-
     @property
     def state(self) -> list[Any]:
         """Variables beside metrics and seeds that were assigned."""
-        ours = {id(v) for v in (*self.metrics, *self.generators)}
+        ours = {id(v) for v in (*self.metrics, *self.step.generators)}
         return [v for v, _ in self.assigned.values() if id(v) not in ours]
 
     def added(self, metric: Any) -> Any:
         """Return what the step has added to a metric variable."""
-        value = self.value(metric)
-        return value - self.starts[id(metric)] if id(metric) in self.starts else value
+        value, starts = self.value(metric), self.step.starts
+        return value - starts[id(metric)] if id(metric) in starts else value
 
     def value(self, variable: Any) -> Any:
         """Return the value that the step leaves the variable with; None is its old one."""
@@ -193,11 +191,6 @@ class OwnStep:
         """The step as the user knows it."""
         return f"{type(self.model).__name__}.{self.method}"
 
-    @property
-    def seeds(self) -> int:
-        """How many pairs of integers a call draws from."""
-        return len(self.generators) + 1
-
     def capture(
         self,
         batch: Batch,
@@ -215,10 +208,9 @@ class OwnStep:
         if seeds is not None:
             drawn = enumerate(self.generators)
             mapping += [(v, tf.cast(seeds[i], v.dtype)) for i, v in drawn]
-        captured = CapturedStep(_Scope(mapping), metrics, self.generators, starts=self.starts)
+        captured = CapturedStep(self, _Scope(mapping), metrics)
         with ExitStack() as stack:
-            generators = len(self.generators)
-            draws = equal_draws() if seeds is None else draws_from(seeds[generators])
+            draws = equal_draws() if seeds is None else draws_from(seeds[len(self.generators)])
             stack.enter_context(draws)
             stack.enter_context(caught_calls(lambda call: handle(captured, call)))
             captured.results = stack.enter_context(noted_results(self.model.metrics))

@@ -209,7 +209,7 @@ class LossParts:
         self, tape: Any, loss: Any, terms: Sequence[Term], kinds: LossKinds, samples: int
     ) -> None:
         self._tape = tape
-        self._terms = terms
+        self.terms = terms
         self._loss = loss
         leaves = [term.leaf for term in terms]
         self._factors: list[Any] = self._gradient(self._loss, leaves)
@@ -252,7 +252,7 @@ class LossParts:
         for name, part in zip(self.names, self.parts, strict=True):
             if part.kind is TermKind.MEAN:
                 continue
-            leaves = [self._terms[k].leaf for k in part.members]
+            leaves = [self.terms[k].leaf for k in part.members]
             slopes = self._tape.gradient(value, leaves) if leaves else []
             for i, (leaf, slope) in enumerate(zip(leaves, slopes, strict=True)):
                 if slope is not None and leaf.shape.rank == 0:
@@ -263,7 +263,7 @@ class LossParts:
         self, part: LossPart, weights: Sequence[Any], scale: Any, wanted: Gradients
     ) -> list[Any]:
         before = scale * part.denominator if wanted is Gradients.OF_SUMS else scale
-        targets = [self._terms[k].value for k in part.members]
+        targets = [self.terms[k].value for k in part.members]
         factors = [self._factors[k] * tf.cast(before, self._factors[k].dtype) for k in part.members]
         if part.has_rest:
             targets.append(self._loss)
@@ -283,17 +283,17 @@ class LossParts:
         A layer may compute a loss object and add its value: then the loss object's leaf
         stands in the added term, and gets its factor from there.
         """
-        own: list[Any] = [None] * len(self._terms)
-        for j in reversed(range(len(self._terms))):
-            term = self._terms[j]
+        own: list[Any] = [None] * len(self.terms)
+        for j in reversed(range(len(self.terms))):
+            term = self.terms[j]
             own[j] = _product(self._factors[j], term.value)
-            inner = [k for k in range(j) if not self._terms[k].is_added] if term.is_added else []
-            leaves = [self._terms[k].leaf for k in inner]
+            inner = [k for k in range(j) if not self.terms[k].is_added] if term.is_added else []
+            leaves = [self.terms[k].leaf for k in inner]
             for k, factor in zip(
                 inner, self._gradient(term.value, leaves, self._factors[j]), strict=True
             ):
                 self._factors[k] += factor
-                own[j] -= _product(factor, self._terms[k].leaf)
+                own[j] -= _product(factor, self.terms[k].leaf)
         return own
 
     def _gradient(self, target: Any, leaves: list[Any], factor: Any = None) -> list[Any]:

@@ -46,7 +46,6 @@ from holdfast.runtime.model.loss import (
     LossKinds,
     LossParts,
     Measures,
-    Term,
     TermKind,
     has_dynamic_scale,
     noted_terms,
@@ -70,25 +69,10 @@ class Roles:
     metrics: tuple[Any, ...]
     """Metric variables that an update changes."""
 
-    @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of the tensors before the metrics."""
-        return [tuple(v.shape) for v in (*(v for _, v in self.graded), *self.moving)]
-
     def paths(self) -> list[str]:
         """Return the paths, which can be compared; variables would compare by elements."""
         parts = [f"{part}:{v.path}" for part, v in self.graded]
         return parts + [v.path for v in self.moving + self.metrics]
-
-
-@dataclass(frozen=True, slots=True)
-class _Forward:
-    """A call of the model, its loss, and all metrics after it."""
-
-    call: ModelCall
-    loss: LossParts
-    shown: Any
-    terms: Sequence[Term]
 
 
 class ModelContributor(Contributor):
@@ -145,7 +129,7 @@ class ModelContributor(Contributor):
         with draws_from(seeds[-1]) as drawn:
             if turn is None:
                 found = self._forward(batch, self._seeded(seeds), training=False)
-                sums = [self._metric_sums(found, batch)]
+                sums = [self._metric_sums(batch, *found)]
             else:
                 scale = self._model.optimizer.scale_loss(tf.constant(1.0))
                 sums = self._training(batch, seeds, scale, self._wanted())
@@ -164,33 +148,32 @@ class ModelContributor(Contributor):
         return Gradients.OF_SUMS_FROM_MEANS if is_scaled else Gradients.OF_SUMS
 
     def _training(self, batch: Batch, seeds: Any, scale: Any, wanted: Gradients) -> list[Any]:
-        found = self._forward(batch, self._seeded(seeds), training=True)
-        call = found.call
-        gradients = found.loss.gradients(call.weights, scale, wanted)
-        self._note_roles(call, found.loss.names, gradients)
-        self._sparse = tuple(self._trainable[i].path for i in sorted(found.loss.sparse))
+        call, loss, shown = self._forward(batch, self._seeded(seeds), training=True)
+        gradients = loss.gradients(call.weights, scale, wanted)
+        self._note_roles(call, loss.names, gradients)
+        self._sparse = tuple(self._trainable[i].path for i in sorted(loss.sparse))
         sums = [g for of_part in gradients for g in of_part if g is not None]
         samples = float(batch.samples)
         moving = self.roles.moving
         sums += [travelling(v, call.value(v), samples, self._kind_of(v)) for v in moving]
-        return [*sums, self._metric_sums(found, batch)]
+        return [*sums, self._metric_sums(batch, call, loss, shown)]
 
     def trial(
         self, batch: Batch, values: Iterable[tuple[Any, Any]], *, training: bool
     ) -> SampleTrial:
         """Return the numbers of an eager call, from other values of some variables."""
-        found = self._forward(batch, values, training=training)
-        call = found.call
+        call, loss, _ = self._forward(batch, values, training=training)
         metrics, state = (
             {v.path: np.asarray(call.value(v), np.float64) for v in some if call.has_changed(v)}
             for some in (call.metrics, self.state)
         )
-        samples, terms = float(batch.samples), tuple(found.terms)
-        return SampleTrial(samples, metrics, state, terms=terms, rest=found.loss.rest)
+        samples, terms = float(batch.samples), tuple(loss.terms)
+        return SampleTrial(samples, metrics, state, terms=terms, rest=loss.rest)
 
     def _forward(
         self, batch: Batch, values: Iterable[tuple[Any, Any]], *, training: bool
-    ) -> _Forward:
+    ) -> tuple[ModelCall, LossParts, Any]:
+        """Return a call of the model, with all metrics after it, its loss, and what Keras shows."""
         model = self._model
         call = ModelCall(model, values, self._starts)
         with tf.GradientTape(persistent=True) as tape, call.scope:
@@ -203,7 +186,7 @@ class ModelContributor(Contributor):
             update_metrics(model, batch, prediction)
         parts = LossParts(tape, total, terms, self._kinds[training], batch.samples)
         shown = None if loss.shape.rank == 0 else tf.reduce_mean(loss)
-        return _Forward(call, parts, shown, terms)
+        return call, parts, shown
 
     def _seeded(self, seeds: Any) -> Iterator[tuple[Any, Any]]:
         return ((v, seeds[i]) for i, v in enumerate(self._generators))
@@ -240,9 +223,9 @@ class ModelContributor(Contributor):
             self.measures = Measures(metrics, by_batch, carried, summed)
         self.roles, self._has_roles = roles, True
 
-    def _metric_sums(self, found: _Forward, batch: Batch) -> Any:
-        values = [found.call.value(v) for v in self.roles.metrics]
-        return self.measures.sums(values, found.loss, batch.samples, shown=found.shown)
+    def _metric_sums(self, batch: Batch, call: ModelCall, loss: LossParts, shown: Any) -> Any:
+        values = [call.value(v) for v in self.roles.metrics]
+        return self.measures.sums(values, loss, batch.samples, shown=shown)
 
     def _kind_of(self, variable: Any) -> StateKind:
         return self._state_kinds.get(variable.path, StateKind.MEAN)
@@ -278,7 +261,8 @@ class ModelContributor(Contributor):
         return [np.asarray(tf.cast(call.value(v), tf.float32)) for v in self.roles.metrics]
 
     def shapes(self, turn: int) -> list[tuple[int, ...]]:
-        return self.roles.shapes
+        variables = (*(v for _, v in self.roles.graded), *self.roles.moving)
+        return [tuple(v.shape) for v in variables]
 
     def graded(self, turn: int) -> list[tuple[Any, int]]:
         return [(self._model.optimizer, len(self.roles.graded))]

@@ -129,7 +129,7 @@ class KeptState:
         sizes = np.array([number.size for number in plan.logs.numbers], int)
         self._turns = np.repeat(np.array(plan.number_turns, int), sizes)
         """Of each float of the numbers."""
-        self._last = plan.last_turn
+        self._last = plan.turns[-1]
         self._turn = _variable((), "int64", "turn")
         self._numbers = _variable((self._turns.size,), "float32", "logs")
         self.variables = [self._turn] * bool(self._last) + [self._numbers] * bool(self._turns.size)
@@ -181,7 +181,7 @@ class StepContributor(Contributor):
         starts = metric_starts(model)
         self._step = OwnStep(model, "train_step", generators, starts)
         self._test_step = OwnStep(model, "test_step", generators, starts)
-        self.seeds = self._step.seeds
+        self.seeds = len(generators) + 1
         self._test_logs: StepLogs | None = None
         self._plan: StepPlan | None = None
         self._calls: list[Any] = []
@@ -308,7 +308,7 @@ class StepContributor(Contributor):
         return _flat([*metrics, *logs.numbers_in(captured.logs)])
 
     def is_compiled(self, turn: int) -> bool:
-        return not (self._found.following and turn == self._found.last_turn)
+        return not (self._found.following and turn == self._found.turns[-1])
 
     def update(self, turn: int, divisors: Any, sums: Sequence[Any], divide: Divide) -> None:
         samples, rest = divisors[0], iter(sums)
@@ -349,10 +349,10 @@ class StepContributor(Contributor):
     def _note_plan(self, captured: CapturedStep) -> StepPlan:
         """Learn the plan from the first trace; all later traces must agree."""
         graph = tf.compat.v1.get_default_graph()
-        plan = Planner(self._step, captured, graph, self._tried.states).plan()
+        plan = Planner(captured, graph, self._tried.states).plan()
         first = self._plan or plan
         assert first.signature() == plan.signature(), "a step depends on the batch's shape"
-        self._plan, self.turns = first, first.last_turn + 1
+        self._plan, self.turns = first, first.turns[-1] + 1
         self._calls = self._calls or [call for call, _ in captured.calls]
         return first
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.model.captured_step import CapturedStep, OwnStep, StepLogs
+from holdfast.runtime.model.captured_step import CapturedStep, StepLogs
 from holdfast.runtime.model.kinds import StateKind
 
 Read: TypeAlias = tuple[int, int]
@@ -150,11 +150,6 @@ class StepPlan:
     number_turns: tuple[int, ...]
     logs: StepLogs
 
-    @property
-    def last_turn(self) -> int:
-        """The number of the last turn."""
-        return self.turns[-1]
-
     def calls_of(self, turn: int) -> list[int]:
         """Return the indexes of a turn's updates."""
         return [i for i, of_update in enumerate(self.turns) if of_update == turn]
@@ -183,10 +178,8 @@ class Planner:
     ``states`` tells what becomes of state over the parts of a batch, as far as that is known.
     """
 
-    def __init__(
-        self, step: OwnStep, captured: CapturedStep, graph: Any, states: Mapping[str, StateKind]
-    ) -> None:
-        self._step = step
+    def __init__(self, captured: CapturedStep, graph: Any, states: Mapping[str, StateKind]) -> None:
+        self._step = step = captured.step
         self._captured = captured
         self._states = states
         calls = [call for call, _ in captured.calls]

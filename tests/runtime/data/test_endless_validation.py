@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from local_communicator import LocalCommunicator
 
-from holdfast.runtime.keras.fit_call import FitCall
+from holdfast.runtime.keras.fit_call import FitCall, supply_of
 
 pytestmark = pytest.mark.tensorflow
 
@@ -35,16 +37,12 @@ def repeated_batches() -> Any:
 
 
 def through_python() -> Any:
-    import tensorflow as tf
-
     spec = tf.TensorSpec((4, 1), tf.float32)
     endless = tf.data.Dataset.from_generator(batches, output_signature=(spec, spec))
     return endless.repeat()
 
 
 def endless_py_dataset() -> Any:
-    import keras
-
     class Endless(keras.utils.PyDataset):
         num_batches = None
 
@@ -55,15 +53,11 @@ def endless_py_dataset() -> Any:
 
 
 def numbers() -> Any:
-    import tensorflow as tf
-
     return tf.data.Dataset.range(7).map(lambda n: (tf.cast([n], tf.float32),) * 2)
 
 
 def in_plain_keras(pipeline: Any, steps: int) -> list[float]:
     """Return the means of the targets, by a model that predicts 0."""
-    import keras
-
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
     model.compile(keras.optimizers.SGD(0.0), "mae")
     given = {"validation_data": pipeline, "validation_steps": steps}
@@ -72,8 +66,6 @@ def in_plain_keras(pipeline: Any, steps: int) -> list[float]:
 
 
 def in_ours(pipeline: Any, steps: int, first: int = 0) -> list[float]:
-    from holdfast.runtime.keras.fit_call import supply_of
-
     call = FitCall(X, X, validation_data=pipeline, validation_steps=steps, epochs=VALIDATIONS)
     feed: Any = supply_of(call, 7, lambda text: None).validation
     found = []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from local_communicator import LocalCommunicator
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.keras.fit_call import FitCall
+from holdfast.runtime.keras.fit_call import FitCall, leave_pipelines, supply_of
 
 pytestmark = pytest.mark.tensorflow
 
@@ -27,7 +28,6 @@ CUT = {"epochs": 3, "steps_per_epoch": 2}
 
 def datasets(log: list[str], *, has_own_noise: bool = False) -> tuple[Any, Any]:
     """Return a dataset to train on and one to validate with, which shuffle by themselves."""
-    import keras
 
     class Shuffled(keras.utils.PyDataset):
         def __init__(self, name: str, batches: int) -> None:
@@ -64,8 +64,6 @@ def only_hooks(lines: list[str]) -> list[str]:
 
 def in_plain_keras(asked: dict[str, Any]) -> tuple[list[str], Any]:
     """Return the log of plain ``fit``, and the orders that it leaves."""
-    import keras
-
     log: list[str] = []
     training, validation = datasets(log)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
@@ -79,8 +77,6 @@ class Feeds:
     """The feeds of one launch of ours."""
 
     def __init__(self, asked: dict[str, Any], *, has_own_noise: bool = False) -> None:
-        from holdfast.runtime.keras.fit_call import supply_of
-
         self.log: list[str] = []
         self.datasets = datasets(self.log, has_own_noise=has_own_noise)
         validates = "validation_data" in asked
@@ -117,8 +113,6 @@ class Feeds:
         self.digests.append(fetch(position, LocalCommunicator()).digest)
 
     def leave(self) -> Any:
-        from holdfast.runtime.keras.fit_call import leave_pipelines
-
         leave_pipelines(self.data, *self.left)
         return tuple(dataset.order.tolist() for dataset in self.datasets)
 
@@ -175,10 +169,6 @@ def test_a_fit_that_is_over_leaves_the_datasets_as_the_one_that_has_read() -> No
 
 
 def test_one_dataset_for_both_uses_is_refused_if_epochs_change_it() -> None:
-    import keras
-
-    from holdfast.runtime.keras.fit_call import supply_of
-
     class Plain(keras.utils.PyDataset):
         def __len__(self) -> int:
             return 1

@@ -8,8 +8,10 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from holdfast.runtime.data.batch import make_batch
 from holdfast.runtime.data.source import (
@@ -17,8 +19,10 @@ from holdfast.runtime.data.source import (
     Passes,
     PyDatasetSource,
     Source,
+    is_pipeline,
     py_dataset_source,
 )
+from holdfast.runtime.data.tf_source import source_of
 from holdfast.runtime.errors import ProgramError
 
 SEED, BATCHES = 7, 5
@@ -138,12 +142,6 @@ def pairs(batches: int) -> Iterator[Any]:
 
 @pytest.mark.tensorflow
 def test_each_kind_of_pipeline_finds_its_source() -> None:
-    import keras
-    import tensorflow as tf
-
-    from holdfast.runtime.data.source import is_pipeline
-    from holdfast.runtime.data.tf_source import source_of
-
     class Real(keras.utils.PyDataset):
         def __len__(self) -> int:
             return BATCHES
@@ -176,8 +174,6 @@ class Miner:
 
 @pytest.mark.tensorflow
 def test_batch_that_may_be_read_with_a_model_is_not_read_again() -> None:
-    import keras
-
     def first_read(held: Any) -> int:
         images = Images()
         images.calls = [held, {"paths": ["a.png"] * 10_000}]
@@ -194,9 +190,6 @@ def test_batch_that_may_be_read_with_a_model_is_not_read_again() -> None:
 
 @pytest.mark.tensorflow
 def test_what_is_no_pipeline_is_named() -> None:
-    from holdfast.runtime.data.source import is_pipeline
-    from holdfast.runtime.data.tf_source import source_of
-
     assert not is_pipeline(np.zeros(3))
     for wrong, words in [(iter(()), "list_iterator|tuple_iterator"), (pairs(0), "no batch")]:
         with pytest.raises(ProgramError, match=words):

@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from local_communicator import LocalCommunicator
+from tensorflow.python.framework.function import Defun
 
 from holdfast.recovery.order import BatchOrder
 from holdfast.runtime.data.batch import OwnRows, WholeBatch
 from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.data.stream import BatchShare
+from holdfast.runtime.data.tf_source import dataset_source
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.replica import leaves
 
@@ -23,42 +26,30 @@ SAMPLES, SEED = 53, 7
 
 
 def _scaled(x: Any, y: Any) -> Any:
-    import tensorflow as tf
-
     columns = np.arange(1, 4, dtype="float32")
     return (tf.cast(x, tf.float32) - 3.0) / columns, tf.one_hot(y, 3)
 
 
 def _bent(x: Any, y: Any) -> Any:
     """Use what is rounded in another way at another place of an array."""
-    import tensorflow as tf
-
     return tf.exp(tf.cast(x, tf.float32) / 255.0), y
 
 
 def _centred(x: Any, y: Any) -> Any:
-    import tensorflow as tf
-
     x = tf.cast(x, tf.float32)
     return x - tf.reduce_mean(x, axis=0), y
 
 
 def _by_column(x: Any, y: Any) -> Any:
     """Broadcast a constant along the rows of a batch of 4."""
-    import tensorflow as tf
-
     return tf.cast(x, tf.float32) * np.arange(4, dtype="float32")[:, None], y
 
 
 def _noisy(x: Any, y: Any) -> Any:
-    import tensorflow as tf
-
     return tf.cast(x, tf.float32) + tf.random.uniform([]), y
 
 
 def _through_python(x: Any, y: Any) -> Any:
-    import tensorflow as tf
-
     return tf.numpy_function(lambda value: value, [x], x.dtype), y
 
 
@@ -122,7 +113,6 @@ def _images(tf: Any) -> Any:
 
 def _by_name(tf: Any) -> Any:
     """Call a function whose name is an operation of the graph, as those of TensorFlow 1 are."""
-    from tensorflow.python.framework.function import Defun
 
     @Defun(tf.uint8)  # type: ignore[untyped-decorator]
     def twice(x: Any) -> Any:
@@ -183,16 +173,7 @@ READ_WHOLE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def tf() -> Any:
-    import tensorflow
-
-    return tensorflow
-
-
 def feed(dataset: Any) -> Feed:
-    from holdfast.runtime.data.tf_source import dataset_source
-
     source = dataset_source(dataset, SEED)
     return Feed(source, source.batches or 5)
 
@@ -217,7 +198,7 @@ def same(
 @pytest.mark.parametrize("name", MADE_BY_ROWS)
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_rows_are_those_of_the_whole_batch_through_changes_of_owners(
-    name: str, microbatches: int, tf: Any
+    name: str, microbatches: int
 ) -> None:
     """Steps over more than two passes; some are done again, with more parts, as after a death."""
     dataset = MADE_BY_ROWS[name](tf)
@@ -238,7 +219,7 @@ def test_rows_are_those_of_the_whole_batch_through_changes_of_owners(
         at += 1
 
 
-def test_pass_whose_last_piece_has_no_row_of_a_worker_moves_no_rows_of_the_next(tf: Any) -> None:
+def test_pass_whose_last_piece_has_no_row_of_a_worker_moves_no_rows_of_the_next() -> None:
     """Sixteen batches are a piece, and the last batch has one row."""
     dataset = _slices(tf).shuffle(20).take(49).batch(3)
     alone, mine, owned = feed(dataset), feed(dataset), share(2, {1})
@@ -249,14 +230,14 @@ def test_pass_whose_last_piece_has_no_row_of_a_worker_moves_no_rows_of_the_next(
 
 
 @pytest.mark.parametrize("name", READ_WHOLE)
-def test_what_may_look_at_other_rows_or_draw_is_read_whole(name: str, tf: Any) -> None:
+def test_what_may_look_at_other_rows_or_draw_is_read_whole(name: str) -> None:
     mine = feed(READ_WHOLE[name](tf))
     batch = mine.train_batch(0, LocalCommunicator(), share=share(2, {1}))
     assert isinstance(batch, WholeBatch)
     assert mine.fingerprint() is None
 
 
-def test_worker_without_a_part_reads_nothing_and_knows_the_samples(tf: Any) -> None:
+def test_worker_without_a_part_reads_nothing_and_knows_the_samples() -> None:
     """Its thread would open pass after pass in vain; that of the share before ends."""
     mine, before = feed(_slices(tf).map(_bent).batch(4)), set(threading.enumerate())
     mine.train_batch(0, LocalCommunicator(), share=share(2, {0}))
@@ -267,7 +248,7 @@ def test_worker_without_a_part_reads_nothing_and_knows_the_samples(tf: Any) -> N
         assert not thread.is_alive()
 
 
-def test_other_samples_or_functions_have_another_fingerprint(tf: Any) -> None:
+def test_other_samples_or_functions_have_another_fingerprint() -> None:
     x, y = _arrays()
     other = x.copy()
     other[-1, -1] ^= 1
@@ -277,7 +258,7 @@ def test_other_samples_or_functions_have_another_fingerprint(tf: Any) -> None:
     assert len({one, changed, feed(_slices(tf).batch(4).map(_scaled)).fingerprint()}) == 3
 
 
-def test_run_that_has_read_whole_batches_goes_on_so_and_compares(tf: Any) -> None:
+def test_run_that_has_read_whole_batches_goes_on_so_and_compares() -> None:
     """Its checkpoint has a mark of what it has read."""
     dataset = _slices(tf).shuffle(20).batch(4)
     before = feed(dataset)

@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from local_communicator import LocalCommunicator
+from tensorflow.python.eager import context
 
 from holdfast.runtime.data.batch import make_batch
 from holdfast.runtime.data.feed import Feed, steps_of
-from holdfast.runtime.data.source import ForwardSource
+from holdfast.runtime.data.source import ForwardSource, Passes
 from holdfast.runtime.data.tf_graph import pass_seeds
+from holdfast.runtime.data.tf_source import DatasetSource, dataset_source, source_of
 from holdfast.runtime.errors import ProgramError
 
 pytestmark = pytest.mark.tensorflow
@@ -27,8 +31,6 @@ def _in_order(tf: Any) -> Any:
 
 
 def _random(value: Any) -> Any:
-    import tensorflow as tf
-
     return tf.cast(value, tf.float32) + tf.random.uniform([])
 
 
@@ -41,8 +43,6 @@ def _with_generator(tf: Any, parallel: int | None) -> Any:
 
 
 def _augmented(tf: Any, parallel: int | None) -> Any:
-    import keras
-
     layers = [keras.layers.RandomContrast(0.5, seed=3), keras.layers.RandomBrightness(0.2)]
     images = np.arange(SAMPLES * 16, dtype="float32").reshape(SAMPLES, 4, 4, 1)
 
@@ -56,8 +56,6 @@ def _augmented(tf: Any, parallel: int | None) -> Any:
 
 
 def _with_words(tf: Any) -> Any:
-    import keras
-
     words = np.array([f"w{i % 7} w{i % 5}" for i in range(SAMPLES)])
     layer = keras.layers.TextVectorization(max_tokens=9, output_sequence_length=3)
     layer.adapt(words)
@@ -105,17 +103,13 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def tf() -> Any:
-    import keras
-    import tensorflow
-
+@pytest.fixture(autouse=True, scope="module")
+def _seeds() -> None:
     keras.utils.set_random_seed(SEED)
-    return tensorflow
 
 
 @pytest.fixture(params=MAKERS)
-def dataset(request: pytest.FixtureRequest, tf: Any) -> Any:
+def dataset(request: pytest.FixtureRequest) -> Any:
     return MAKERS[request.param](tf).batch(4, drop_remainder=True)
 
 
@@ -124,8 +118,6 @@ def digests(elements: Iterator[Any]) -> list[int]:
 
 
 def source(dataset: Any) -> Any:
-    from holdfast.runtime.data.tf_source import DatasetSource
-
     return DatasetSource(dataset, SEED)
 
 
@@ -140,14 +132,14 @@ def test_any_pass_is_the_same_in_another_source(dataset: Any) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in MAKERS if "parallel" not in name and "any" not in name]
 )
-def test_first_pass_is_that_of_plain_keras(name: str, tf: Any) -> None:
+def test_first_pass_is_that_of_plain_keras(name: str) -> None:
     dataset = MAKERS[name](tf).batch(4)
     ours = digests(source(dataset).open(0, 0)[1])
     assert ours == digests(iter(dataset))
 
 
 @pytest.mark.parametrize("name", ["shuffle", "shuffle with seed", "one order", "zip"])
-def test_later_passes_of_shuffles_are_those_of_plain_keras(name: str, tf: Any) -> None:
+def test_later_passes_of_shuffles_are_those_of_plain_keras(name: str) -> None:
     dataset = MAKERS[name](tf).batch(4)
     ours = source(dataset)
     for number in range(PASSES):
@@ -155,7 +147,7 @@ def test_later_passes_of_shuffles_are_those_of_plain_keras(name: str, tf: Any) -
 
 
 @pytest.mark.parametrize("name", ["layers", "layers in parallel", "words"])
-def test_look_at_a_batch_before_training_changes_no_pass(name: str, tf: Any) -> None:
+def test_look_at_a_batch_before_training_changes_no_pass(name: str) -> None:
     dataset = MAKERS[name](tf).batch(4)
     unseen = digests(source(dataset).open(0, 0)[1])
 
@@ -165,7 +157,7 @@ def test_look_at_a_batch_before_training_changes_no_pass(name: str, tf: Any) -> 
 
 
 @pytest.mark.parametrize("name", ["generator", "layers", "shuffle, repeat", "of others"])
-def test_passes_of_random_pipelines_differ(name: str, tf: Any) -> None:
+def test_passes_of_random_pipelines_differ(name: str) -> None:
     ours = source(MAKERS[name](tf).batch(4))
     assert len({tuple(digests(ours.open(number, 0)[1])) for number in range(PASSES)}) == PASSES
 
@@ -188,7 +180,7 @@ FITS: dict[str, tuple[Callable[[Any], Any], int | None]] = {
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_all_batches_of_three_epochs_are_those_of_plain_fit(name: str, tf: Any) -> None:
+def test_all_batches_of_three_epochs_are_those_of_plain_fit(name: str) -> None:
     make, steps = FITS[name]
     seen: list[Any] = []
 
@@ -224,22 +216,15 @@ def _seeded(tf: Any, make: Callable[[Any], Any]) -> Any:
 
 
 def _feed(dataset: Any, steps: int | None) -> Feed:
-    from holdfast.runtime.data.source import Passes
-    from holdfast.runtime.data.tf_source import source_of
-
     source = source_of(dataset, SEED, passes=Passes.SHUFFLED, steps=steps, tell=lambda text: None)
     return Feed(source, steps_of(source, steps, "steps_per_epoch"))
 
 
 def _through_python(numbers: Any) -> Any:
-    import tensorflow as tf
-
     return tf.ensure_shape(tf.py_function(lambda x: x + 1, [numbers], numbers.dtype), [None])
 
 
-def test_shuffle_without_any_seed_follows_the_run(tf: Any) -> None:
-    from tensorflow.python.eager import context
-
+def test_shuffle_without_any_seed_follows_the_run() -> None:
     before = context.context()._seed
     context.context()._seed = None
     try:
@@ -250,7 +235,7 @@ def test_shuffle_without_any_seed_follows_the_run(tf: Any) -> None:
     assert digests(one.open(0, 0)[1]) == digests(other.open(0, 0)[1])
 
 
-def test_endless_repeat_at_the_end_is_passes(tf: Any) -> None:
+def test_endless_repeat_at_the_end_is_passes() -> None:
     dataset = _in_order(tf).shuffle(16).batch(5).repeat().prefetch(2)
     found = source(dataset)
     assert (found.batches, found.is_endless) == (5, False)
@@ -260,7 +245,7 @@ def test_endless_repeat_at_the_end_is_passes(tf: Any) -> None:
     )
 
 
-def test_large_strings_are_read_by_the_graph_like_small_ones(tf: Any) -> None:
+def test_large_strings_are_read_by_the_graph_like_small_ones() -> None:
     """As encoded images are; else a map with random state would draw in any order."""
     texts = tf.data.Dataset.from_tensor_slices([bytes([n]) * 1000 for n in range(100)])
     found = source(texts.map(lambda text: _random(tf.strings.length(text))).batch(10))
@@ -270,7 +255,7 @@ def test_large_strings_are_read_by_the_graph_like_small_ones(tf: Any) -> None:
     assert np.array_equal(batch // 1, np.full(10, 1000.0))
 
 
-def test_large_arrays_stay_outside_of_the_graph(tf: Any) -> None:
+def test_large_arrays_stay_outside_of_the_graph() -> None:
     rows = np.random.default_rng(1).normal(size=(50, 1000)).astype("float32")
     found = source(tf.data.Dataset.from_tensor_slices((rows, rows[:, 0])).batch(20))
     assert found._made.graph.ByteSize() < 20_000
@@ -278,9 +263,7 @@ def test_large_arrays_stay_outside_of_the_graph(tf: Any) -> None:
     assert digests(found.open(0, 0)[1])[0] == make_batch(0, ((rows[:20], rows[:20, 0]),)).digest
 
 
-def test_functions_of_python_are_only_read_on(tf: Any) -> None:
-    from holdfast.runtime.data.tf_source import dataset_source
-
+def test_functions_of_python_are_only_read_on() -> None:
     random = np.random.default_rng(3)
 
     def numbers() -> Iterator[Any]:
@@ -295,15 +278,13 @@ def test_functions_of_python_are_only_read_on(tf: Any) -> None:
         [*found.open(1, 0)[1], *found.open(0, 0)[1]]
 
 
-def test_ragged_elements_are_refused_with_advice(tf: Any) -> None:
-    from holdfast.runtime.data.tf_source import dataset_source
-
+def test_ragged_elements_are_refused_with_advice() -> None:
     ragged = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]])).batch(2)
     with pytest.raises(ProgramError, match=r"RaggedTensors: .*\.to_tensor\(\)"):
         dataset_source(ragged, SEED)
 
 
-def test_weights_that_are_none_are_no_weights(tf: Any) -> None:
+def test_weights_that_are_none_are_no_weights() -> None:
     rows = np.arange(12.0, dtype="float32").reshape(6, 2)
 
     def without_weights(x: Any, y: Any) -> tuple[Any, Any, None]:
@@ -318,8 +299,6 @@ def test_weights_that_are_none_are_no_weights(tf: Any) -> None:
 
 def windows(folder: Path) -> Any:
     """Windows of a record, cut by Keras's helper."""
-    import keras
-
     record = np.arange(60, dtype="float32").reshape(30, 2)
     return keras.utils.timeseries_dataset_from_array(
         record[:-4], record[4:, 0], sequence_length=4, batch_size=8, shuffle=True, seed=1
@@ -328,9 +307,6 @@ def windows(folder: Path) -> Any:
 
 def folders(folder: Path) -> Any:
     """Images in a folder for each class."""
-    import keras
-    import tensorflow as tf
-
     for number in range(12):
         place = folder / ("ab"[number % 2])
         place.mkdir(exist_ok=True)
@@ -343,8 +319,6 @@ def folders(folder: Path) -> Any:
 
 def records(folder: Path) -> Any:
     """Examples in two TFRecord files, interleaved, shuffled and parsed."""
-    import tensorflow as tf
-
     for part in range(2):
         with tf.io.TFRecordWriter(str(folder / f"{part}.tfrecord")) as writer:
             for number in range(10):
@@ -361,8 +335,6 @@ def records(folder: Path) -> Any:
 
 def lines(folder: Path) -> Any:
     """A table in CSV, with texts and numbers."""
-    import tensorflow as tf
-
     table = "name,age,y\n" + "".join(f"n{i},{i},{i % 2}\n" for i in range(20))
     (folder / "table.csv").write_text(table, encoding="utf-8")
     return tf.data.experimental.make_csv_dataset(
@@ -378,10 +350,6 @@ def whole_digests(elements: Any) -> list[int]:
 def test_any_pass_can_be_opened_and_the_first_is_that_of_keras(
     make: Callable[[Path], Any], tmp_path: Path
 ) -> None:
-    import keras
-
-    from holdfast.runtime.data.tf_source import DatasetSource
-
     keras.utils.set_random_seed(SEED)
     dataset = make(tmp_path)
     one, other = DatasetSource(dataset, SEED), DatasetSource(dataset, SEED)
@@ -400,7 +368,6 @@ NAMED = r"reads the variable 'scale', which has changed since fit\(\) began: rea
 
 def scaled(variable: Any) -> Any:
     """Return a dataset of 4 batches that reads the variable, within an inner dataset."""
-    import tensorflow as tf
 
     def pair(number: Any) -> Any:
         value = tf.cast(number, tf.float32) * tf.reduce_sum(variable)
@@ -414,8 +381,6 @@ def scaled(variable: Any) -> Any:
 
 
 def feed(dataset: Any) -> Feed:
-    from holdfast.runtime.data.tf_source import dataset_source
-
     return Feed(dataset_source(dataset, 7), BATCHES)
 
 
@@ -425,16 +390,12 @@ def read(found: Feed, step: int) -> float:
 
 
 def test_variable_that_never_changes_is_read() -> None:
-    import tensorflow as tf
-
     found = feed(scaled(tf.Variable(2.0, name="scale")))
     values = [read(found, step) for step in range(BATCHES + 1)]
     assert values == [2.0, 10.0, 18.0, 26.0, 2.0]
 
 
 def test_two_integers_that_a_function_only_reads_are_no_random_generator() -> None:
-    import tensorflow as tf
-
     scale = tf.Variable([0, 2], name="scale")
     total = tf.function(lambda: tf.cast(tf.reduce_sum(scale), tf.float32))
     numbers = tf.data.Dataset.range(BATCHES * 2).map(lambda i: tf.cast(i, tf.float32))
@@ -447,8 +408,6 @@ def test_two_integers_that_a_function_only_reads_are_no_random_generator() -> No
 
 @pytest.mark.parametrize("step", [2, BATCHES])
 def test_small_variable_that_changes_is_named_at_the_next_batch(step: int) -> None:
-    import tensorflow as tf
-
     scale = tf.Variable(2.0, name="scale")
     found = feed(scaled(scale))
     for before in range(step):
@@ -459,8 +418,6 @@ def test_small_variable_that_changes_is_named_at_the_next_batch(step: int) -> No
 
 
 def test_large_variable_that_changes_is_named_at_the_next_pass() -> None:
-    import tensorflow as tf
-
     scale = tf.Variable(tf.ones(5000), name="scale")
     found = feed(scaled(scale))
     read(found, 0)
@@ -472,9 +429,6 @@ def test_large_variable_that_changes_is_named_at_the_next_pass() -> None:
 
 
 def test_states_of_random_layers_may_change() -> None:
-    import keras
-    import tensorflow as tf
-
     noise = keras.layers.GaussianNoise(0.1, seed=3)
 
     def noisy(number: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.model.choose import as_traced, has_own_step, note_steps
 
 pytestmark = pytest.mark.tensorflow
 
@@ -16,8 +17,6 @@ pytestmark = pytest.mark.tensorflow
 @pytest.fixture
 def noted(tf: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let functions of Keras know their steps, for one test."""
-    from holdfast.runtime.model.choose import note_steps
-
     monkeypatch.setattr(tf.keras.Model, "_make_function", tf.keras.Model._make_function)
     note_steps()
 
@@ -31,8 +30,6 @@ def model_of(tf: SimpleNamespace, **own: Any) -> Any:
 
 def traced(model: Any, told: list[str] | None = None, *, validates: bool = False) -> list[bool]:
     """Return which weights are trained in a ``fit`` that begins now."""
-    from holdfast.runtime.model.choose import as_traced
-
     with as_traced(model, ([] if told is None else told).append, validates=validates):
         return [variable.trainable for variable in model.weights]
 
@@ -82,8 +79,6 @@ def test_function_of_keras_that_the_script_only_looks_at_is_taken(tf: SimpleName
 def test_override_of_how_a_step_is_done_lets_the_step_run_as_it_is(
     tf: SimpleNamespace, name: str
 ) -> None:
-    from holdfast.runtime.model.choose import has_own_step
-
     model = model_of(tf)
     assert not has_own_step(model)
     owner = model.optimizer if name == "scale_loss" else model
