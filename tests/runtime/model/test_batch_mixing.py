@@ -113,6 +113,7 @@ def test_the_probe_leaves_little_memory_behind(tf: SimpleNamespace) -> None:
     model = tf.keras.Sequential(layers)
     model.compile(optimizer="sgd", loss="mse")
     model.build(X.shape)
+    tf.tensorflow.function(lambda: tf.tensorflow.zeros(9), jit_compile=True)()  # XLA begins
     before = _anonymous_bytes()
 
     tf.replica(model, X, Y)
