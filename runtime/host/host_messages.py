@@ -12,10 +12,10 @@ of a launch and of a worker in it name a worker, and a message about one that is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol
 
 from holdfast.recovery.event import (
     AbandonLaunch,
@@ -34,11 +34,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Records
 from holdfast.runtime.saving.save_messages import SaveAnswered, Settle, Settled
 from holdfast.runtime.system.network import Meeting
-from holdfast.runtime.system.worker_status import OwnReport
-
-if TYPE_CHECKING:
-    from holdfast.runtime.host.host import LocalHost
-    from holdfast.runtime.hosts.remote_host import RemoteHost
+from holdfast.runtime.system.worker_status import OwnReport, WorkerStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,8 +299,26 @@ News = Event | Traced | Logged | Records
 """What the head is told."""
 
 
-HostLink: TypeAlias = "LocalHost | RemoteHost"
-"""A host, as the launch part sees it: one that it is on itself, or another one."""
+class HostLink(Protocol):
+    """A host, as the launch part sees it: the one that it is on itself, or another one."""
+
+    @property
+    def name(self) -> str:
+        """Its name; empty for the host of the launch part, where it does not matter."""
+
+    @property
+    def unheard_s(self) -> float:
+        """For how long it has not answered: what it has told last is as old as that."""
+
+    @property
+    def leased_s(self) -> float:
+        """For how long its workers may live on, at most, if it is lost now."""
+
+    def post(self, message: Down, fds: Sequence[int] = ()) -> None:
+        """Tell the host part something; it owns ``fds`` from then on."""
+
+    def status_of(self, generation: int, worker: WorkerId) -> WorkerStatus:
+        """Return the status of a worker that it was told to make, or the mirror of that."""
 
 
 class Queue:

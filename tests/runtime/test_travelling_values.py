@@ -26,6 +26,7 @@ from holdfast.runtime.hosts.wire import Changes, FromHead, FromHost, HostFacts, 
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import FaultStruck
+from holdfast.runtime.run.journal import RecordedEvent
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.run.run_directory import FORMAT, RunRecord
@@ -102,6 +103,7 @@ _OWN_TYPES: dict[type, st.SearchStrategy[Any]] = {
     WorkerConfig: _CONFIGS,
     float: st.floats(allow_nan=False),
     Path: _PATHS,
+    RecordedEvent: st.builds(RecordedEvent, fields=_ANY_JSON),
     Changes: st.builds(Changes, _COUNTS, _COUNTS, st.just({"step": 3, "spent": [1, 2]})),
 }
 for _own, _values in _OWN_TYPES.items():
