@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ from workload import (
     LONG,
     SLICED,
     UNEVEN,
-    PreparedJob,
     Undisturbed,
     Workload,
     assert_struck,
@@ -266,10 +265,6 @@ while True:
     except BaseException:
         time.sleep(0.1)
 """
-LEAVES_SOON = """
-from holdfast.recovery.launch import LaunchLimits
-LaunchLimits.__init__.__defaults__ = (900.0, 180.0, 120.0, 1.0, None)
-"""
 
 
 @pytest.mark.extended
@@ -286,12 +281,11 @@ def test_script_that_does_not_let_go_of_its_training_makes_room_all_the_same(
     script.write_text(STUBBORN.format(script=str(plain.script)))
     request = replace(plain, script=script, argv=[*plain.argv, *gates(tmp_path)])
 
-    with start_job(PreparedJob(**asdict(request), preparation=LEAVES_SOON)) as running:
+    with start_job(request) as running:
         let_renew(running, tmp_path)
         job = running.wait()
 
     assert_whole(job, LONG, undisturbed(LONG))
-    assert "its workers, which have stopped to make room, have not left the script" in job.stderr
     assert [renewal.is_renewal for renewal in job.report.relaunches] == [True]
 
 
