@@ -74,22 +74,21 @@ def test_mount_of_a_container_is_its_own_group(host: FakeHost) -> None:
     assert memory_of(host)[""] == (GIB, 2 * GIB)
 
 
-@pytest.mark.parametrize("path", ["/../../other", "/.."])
-def test_group_outside_the_mount_is_not_followed(host: FakeHost, path: str) -> None:
-    """In a namespace of groups an outer group has such a path."""
-    host.version_2(path)
+@pytest.mark.parametrize(
+    ("path", "mount", "levels"),
+    [
+        ("/../../other", "sys/fs/cgroup", [""]),  # a group outside of a namespace of groups
+        ("/..", "sys/fs/cgroup", [""]),
+        ("/job", "sys/fs/cgroup/unified", ["job", ""]),  # beside version 1
+    ],
+)
+def test_groups_are_followed_up_to_their_mount_and_not_outside(
+    host: FakeHost, path: str, mount: str, levels: list[str]
+) -> None:
+    host.version_2(path, mount=mount)
+    host.write(f"{mount}/job/memory.max", 3)
 
-    assert find_levels(host.root, "memory") == (host.root / "sys/fs/cgroup",)
-
-
-def test_version_2_may_be_mounted_beside_version_1(host: FakeHost) -> None:
-    host.version_2("/job", mount="sys/fs/cgroup/unified")
-    host.write("sys/fs/cgroup/unified/job/memory.max", 3)
-
-    levels = find_levels(host.root, "memory")
-
-    unified = host.root / "sys/fs/cgroup/unified"
-    assert levels == (unified / "job", unified)
+    assert find_levels(host.root, "memory") == tuple(host.root / mount / level for level in levels)
 
 
 @pytest.mark.parametrize(

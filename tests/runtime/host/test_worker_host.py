@@ -241,22 +241,19 @@ def test_workers_may_wait_for_their_launch_as_long_as_it_takes(host: Watched) ->
     assert host.events == []
 
 
-@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.JOINING])
-def test_start_may_take_a_minute(host: Watched, phase: Phase) -> None:
-    host.guard_both(phase)
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.JOINING, None])
+def test_start_may_take_a_minute_also_of_a_guard_that_never_comes(
+    host: Watched, phase: Phase | None
+) -> None:
+    """The other ranks would wait for it inside ``MPI_Init`` for ever."""
+    if phase is None:
+        host.guard(0)
+    else:
+        host.guard_both(phase)
 
     host.pass_time(59, 0)
     assert host.of_kind(WorkerFenced) == []
     host.pass_time(3, 0)
-
-    assert host.of_kind(WorkerFenced) == [1]
-
-
-def test_worker_whose_guard_never_comes_is_given_up(host: Watched) -> None:
-    """The other ranks would wait for it inside ``MPI_Init`` for ever."""
-    host.guard(0)
-
-    host.pass_time(62, 0)
 
     assert host.of_kind(WorkerFenced) == [1]
 
