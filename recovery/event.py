@@ -3,7 +3,7 @@
 Each thing that happens is one frozen dataclass: the message by which a process tells it, what the
 `JobMachine` decides by, and the line of the journal.  ``describe`` makes its sentence, whoever
 shows it.  Here are the events that decisions need; the others are in ``runtime/run``.  A new event
-is a class, and a call where it happens.
+is a class, and a call where it happens; the report shows it if it is ``listed="notices"``.
 """
 
 from __future__ import annotations

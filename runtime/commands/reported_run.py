@@ -156,7 +156,7 @@ def describe_metric(value: float | None) -> str:
 
 
 def describe_troubles(report: Report) -> list[str]:
-    """Return a line on each trouble with checkpoints and with memory."""
+    """Return a line on each trouble with checkpoints and with memory, and on what else happened."""
     failed = report.failed_checkpoints
     of_all = f" (the last of {len(failed)} that failed)" if len(failed) > 1 else ""
     others: tuple[Event, ...] = (
@@ -164,6 +164,7 @@ def describe_troubles(report: Report) -> list[str]:
         *report.unread_checkpoints,
         *report.memory_differences,
         *report.pressures,
+        *report.notices,
     )
     return [*(sentence_of(event) + of_all for event in failed[-1:]), *map(sentence_of, others)]
 

@@ -278,6 +278,8 @@ class Report:
     unread_checkpoints: tuple[Unreadable, ...] = ()
     memory_differences: tuple[MemoryDiffers, ...] = ()
     pressures: tuple[Pressure, ...] = ()
+    notices: tuple[Event, ...] = ()
+    """Whatever else people are told of a run: a class of event needs only to name this field."""
     completed_step: int | None = None
     """The step that the last launch has completed; its script may go on for a while."""
     lost_events: int = 0

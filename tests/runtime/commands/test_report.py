@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from journal_entries import WrittenJournal, line
 from told_run import DIGEST, told_lines, told_run
 
-from holdfast.recovery.event import WorkerExited
+from holdfast.recovery.event import EVENTS, Event, WorkerExited
 from holdfast.runtime.commands.page import page_of
-from holdfast.runtime.commands.reported_run import describe_failure, facts_of
+from holdfast.runtime.commands.reported_run import describe_failure, describe_troubles, facts_of
 from holdfast.runtime.commands.summary import finite
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.living_job import Life
@@ -179,6 +179,20 @@ def test_page_loads_and_runs_nothing_and_no_text_of_a_script_is_markup_in_it() -
     assert page.text.count(EVIL) >= 4  # the script, its metric in the head and above the plot, ...
     assert page.links == []
     assert {"script", "img", "link"}.isdisjoint(page.tags)
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowStep(Event, sentence="step {step} was slow", listed="notices"):
+    step: int
+
+
+def test_new_event_needs_only_its_class_to_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EVENTS, "slow_step", SlowStep)
+
+    run = told_run([*told_lines(), line("slow_step", 99.0, step=7)])
+
+    assert describe_troubles(run.report)[-1] == "step 7 was slow"
+    assert "step 7 was slow" in Reader(page_of(run, "now")).text
 
 
 def test_metric_without_a_finite_value_is_not_plotted_and_of_others_the_highest_is_best() -> None:
