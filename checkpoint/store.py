@@ -320,14 +320,17 @@ def hide(disk: Disk, directory: Path, hidden_name: str) -> Path | None:
     """Give a directory its hidden name, and return that; None if the directory is not there."""
     hidden = directory.with_name(hidden_name)
     try:
-        disk.rename(directory, hidden)
+        try:
+            disk.rename(directory, hidden)
+        except StorageFailed as failure:
+            if failure.errno not in _EXISTS:
+                raise
+            disk.remove_tree(hidden)  # an earlier removal of the same name was cut short
+            disk.rename(directory, hidden)
     except StorageFailed as failure:
-        if failure.errno == errno.ENOENT:
-            return None
-        if failure.errno not in _EXISTS:
+        if failure.errno != errno.ENOENT:
             raise
-        disk.remove_tree(hidden)  # an earlier removal of the same name was cut short
-        return hide(disk, directory, hidden_name)
+        return None
     return hidden
 
 

@@ -368,6 +368,25 @@ def test_removal_that_was_cut_short_is_completed(
     assert (fake_store.names(), reasons) == ((), [])
 
 
+def test_name_that_stays_taken_is_cleared_once(
+    fake_store: CheckpointStore, fake_files: FakeFileSystem
+) -> None:
+    """A file server may show a name again and again that it has removed."""
+    staging, _ = staged(fake_store, 0.0)
+    tried = []
+
+    def rename(source: Path, target: Path) -> None:
+        tried.append((source, target))
+        raise OSError(errno.EEXIST, "it is taken")
+
+    fake_files.rename_noreplace = rename  # type: ignore[method-assign]
+
+    with pytest.raises(StorageFailed):
+        hide(fake_store.disk, staging.path, NAME.removed_name)
+
+    assert len(tried) == 2
+
+
 def test_steps_of_a_large_store_cost_one_call() -> None:
     files = FakeFileSystem()
     store = CheckpointStore(Path("/run/job"), files)
