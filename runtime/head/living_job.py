@@ -177,7 +177,7 @@ def find_head(directory: RunDirectory) -> Channel | None:
     if owner.host != here:
         raise NotSaved(f"{directory.path} belongs to host {owner.host}, this is {here}; ask there")
     if owner.takes_orders:
-        if channel := _connected(directory):
+        if channel := _connected(directory, owner):
             return channel
         holders = [pid for pid in (owner.pid, owner.client) if pid is not None]
         if any(_holds(pid, directory.lease_path) for pid in holders):
@@ -186,14 +186,13 @@ def find_head(directory: RunDirectory) -> Channel | None:
     raise NobodyRuns(Life.ENDED if is_over else Life.GONE, directory)
 
 
-def _connected(directory: RunDirectory) -> Channel | None:
-    """Return a connection to the head that the lease names, None if none listens here.
+def _connected(directory: RunDirectory, owner: LeaseOwner) -> Channel | None:
+    """Return a connection to the head of ``owner``, None if none listens here.
 
     A copy of a run directory has a lease of another place.  A place that is not there may be
     this one, as a job in a container sees it.
     """
-    with contextlib.suppress(OSError, ValueError):
-        owner = directory.lease_owner()
+    with contextlib.suppress(OSError):
         place, is_here = owner.directory, owner.host == os.uname().nodename
         is_its = place is not None and (not place.exists() or directory.path.samefile(place))
         if is_here and is_its and owner.agent is not None:
@@ -217,6 +216,13 @@ def _owner_of(directory: RunDirectory) -> LeaseOwner:
     if owner.host is None or owner.pid is None:
         raise NobodyRuns(Life.GONE, directory)
     return owner
+
+
+def _owner_if_told(directory: RunDirectory) -> LeaseOwner:
+    """Return the owner that the lease names; nothing if it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return directory.lease_owner()
+    return LeaseOwner()
 
 
 def _holds(pid: int, lease_path: Path) -> bool:
@@ -265,7 +271,7 @@ def find_owner(run_dir: RunDirectory, asked: JobOptions | None = None) -> FoundH
     """
     channel = find_head(run_dir)
     if channel is None:
-        client = _owner_of(run_dir).client
+        client = _owner_if_told(run_dir).client
         if client is not None and is_stopped(client):  # it starts no other head
             raise _busy(run_dir, "stopped_client", client)
         return None
@@ -329,7 +335,7 @@ def _end_if_stopped(head: HeldProcess, run_dir: RunDirectory) -> bool:
 
     A batch system that suspends a job stops the client as well, which then still lives.
     """
-    client = _owner_of(run_dir).client
+    client = _owner_if_told(run_dir).client
     if client is None or is_alive(client) or not is_stopped(head.pid):
         return False
     head.kill()
@@ -367,7 +373,9 @@ class JobSocket:
         """
         self.is_silent = False
         for _ in range(2):  # the head may have ended since the last question
-            channel = self._channel = self._channel or _connected(self._directory)
+            if self._channel is None:
+                self._channel = _connected(self._directory, _owner_if_told(self._directory))
+            channel = self._channel
             if channel is None:
                 return None
             if not self._is_asked:
