@@ -131,9 +131,17 @@ def _what_counts(entries: Entries) -> tuple[list[Step], tuple[EpochReport, ...]]
             case Epoch() as epoch:
                 epochs = [before for before in epochs if before.epoch < epoch.epoch]
                 proof = epoch.ledger or EpochLedger(samples=0)
-                told = (epoch.epoch, epoch.step, proof.samples, proof.exact)
-                values = (epoch.metrics or {}, epoch.validation or {}, epoch.seconds)
-                epochs.append(EpochReport(*told, *values))
+                epochs.append(
+                    EpochReport(
+                        epoch.epoch,
+                        epoch.step,
+                        proof.samples,
+                        proof.exact,
+                        epoch.metrics or {},
+                        epoch.validation or {},
+                        epoch.seconds,
+                    )
+                )
     _roll_back(steps, epochs, restored)
     return steps, tuple(epochs)
 

@@ -31,7 +31,7 @@ import numpy as np
 from keras.src.utils import file_utils
 
 from holdfast.recovery.order import SampleOrder
-from holdfast.recovery.world import World, assign
+from holdfast.recovery.world import assign
 from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.data.samples import Data, read_microbatch
 from holdfast.runtime.errors import JobError, UsageError
@@ -92,7 +92,7 @@ def advice_on_few_samples(job: TrainingJob, config: WorkerConfig) -> str | None:
     if not isinstance(job.order, SampleOrder) or job.order.global_batch >= job.microbatches:
         return None
     samples = job.order.global_batch
-    world = World(config.generation, config.workers, config.options.workers)
+    world = config.first_world
     busy = len(set(assign(job.microbatches, world).owners[:samples]))
     idle = len(world.active) - busy
     if not idle:
@@ -378,8 +378,13 @@ class _Training:
         epochs = range(call.initial_epoch, call.epochs)
         tell_data = hears_of_epochs(self._data.training)
         self._callbacks = CallbackRun(
-            *(self._model, replica, rounds, epochs, context.notify, tell_data),
-            validation_batches=self._job.validation_batches,
+            self._model,
+            replica,
+            rounds,
+            epochs,
+            context.notify,
+            tell_data,
+            self._job.validation_batches,
         )
         self._callbacks.tells_script = self._tells_script
         return self._callbacks

@@ -42,7 +42,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -194,10 +194,15 @@ _RATE = 3
 """In the parts of a replica: the learning rate, behind what says when Keras makes new graphs."""
 
 _PLACE = "_holdfast_kept_replica"
-"""The attribute of the model: so a model and its replica are forgotten together.
+"""The attribute of the model: so a model and its replica are forgotten together."""
 
-It holds the replica, and the objects and shapes that its graphs were made of.
-"""
+
+class _Kept(NamedTuple):
+    """A replica, and the objects and shapes that its graphs were made of."""
+
+    replica: Replica
+    parts: tuple[Any, ...]
+    shapes: tuple[Any, ...]
 
 
 def kept_replica(
@@ -216,22 +221,22 @@ def kept_replica(
     Raises:
         ProgramError: the model cannot be trained on several workers, as one sentence tells.
     """
-    kept: tuple[Replica, tuple[Any, ...], tuple[Any, ...]] | None = getattr(model, _PLACE, None)
+    kept: _Kept | None = getattr(model, _PLACE, None)
     parts = _parts(model)
     own_loss = getattr(model.compute_loss, "__func__", None) is not keras.Model.compute_loss
     evaluates = evaluates or not own_loss  # Keras's own is alike in training and validation
     one = first.rows(slice(1))  # batches may have any size
     shapes = (mixing, structure_key(one.parts), evaluates)
-    if kept is not None and kept[2] == shapes and [*map(id, kept[1])] == [*map(id, parts)]:
-        return kept[0]
-    if kept is not None and _has_another_rate(kept[1], parts):
+    if kept is not None and kept.shapes == shapes and [*map(id, kept.parts)] == [*map(id, parts)]:
+        return kept.replica
+    if kept is not None and _has_another_rate(kept.parts, parts):
         tell(
             f"the schedule of the learning rate of {model.name!r} has changed since compile(): "
             "that takes effect here; in plain Keras it does so only after the next compile()"
         )
     made = replica_of_keras(model, first, mixing, validated, evaluates=evaluates)
     if not has_own_step(model):  # which has a state of its own
-        object.__setattr__(model, _PLACE, (made, _parts(model), shapes))
+        object.__setattr__(model, _PLACE, _Kept(made, _parts(model), shapes))
     return made
 
 

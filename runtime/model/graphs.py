@@ -23,7 +23,6 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import keras
@@ -51,8 +50,14 @@ def apart(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-_xla = SimpleNamespace(is_on=False)
-"""Whether XLA may compile; a setting of the process, as TensorFlow's own are."""
+@dataclass(slots=True)
+class _Xla:
+    """Whether XLA may compile; a setting of the process, as TensorFlow's own are."""
+
+    is_on: bool = False
+
+
+_xla = _Xla()
 
 _NOT_COMPILED = model_rules.HIDDEN_RANDOM_OPS | {"Assert", "CheckNumerics", "CheckNumericsV2"}
 _DRAWS = "StatelessRandom"

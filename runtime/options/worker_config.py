@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.recovery.schedule import FailureHistory
-from holdfast.recovery.world import WorkerId
+from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory, RunRecord
@@ -51,6 +51,11 @@ class WorkerConfig:
             raise ValueError(f"workers are {self.workers}")
         if self.hosts and len(self.hosts) != len(self.workers):
             raise ValueError(f"{len(self.hosts)} hosts for {len(self.workers)} workers")
+
+    @property
+    def first_world(self) -> World:
+        """The world that the launch begins with."""
+        return World(self.generation, self.workers, self.options.workers)
 
     @property
     def numerics(self) -> Numerics:

@@ -299,14 +299,18 @@ class Stages:
 def membership_of(context: WorkerContext) -> Membership:
     """Return a worker's view of the world that its launch begins with."""
     config = context.config
-    world = World(config.generation, config.workers, config.options.workers)
 
     def ask_head(survivors: World) -> int:
         answer = context.ask_agent(to_message(SurvivorsMet(config.worker, survivors.workers)))
         return int(answer.get("world", REFUSED))
 
     return Membership(
-        config.worker, world, context.communicator, time.monotonic, config.host_of, ask_head
+        config.worker,
+        config.first_world,
+        context.communicator,
+        time.monotonic,
+        config.host_of,
+        ask_head,
     )
 
 

@@ -199,12 +199,6 @@ def told(channel: Channel) -> list[Message]:
     return messages
 
 
-def greeting_of(client: Channel) -> Message:
-    greeting = told(client)[0]
-    assert greeting["kind"] == "ClientTaken"
-    return greeting
-
-
 def kinds(messages: list[Message]) -> list[str]:
     return [message["kind"] for message in messages]
 
