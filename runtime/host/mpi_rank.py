@@ -196,15 +196,15 @@ class _Player:
 
     def _strike(self, where: Where, step: int) -> None:
         if self._death is not None and step == FATAL_STEP and self._death.where is where:
-            _die()
+            _die(self._death.rank)
 
     def _strike_later(self, where: Where) -> None:
         death = self._death
         if death is not None and death.where is where:
-            threading.Timer(death.delay_ms / 1000, _die).start()
+            threading.Timer(death.delay_ms / 1000, _die, (death.rank,)).start()
 
 
-def _die() -> None:
+def _die(_rank: int) -> None:  # which rank it is matters where ranks are threads
     os.kill(os.getpid(), signal.SIGKILL)
 
 
