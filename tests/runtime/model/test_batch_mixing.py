@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -102,23 +103,33 @@ def test_accepted_mixing_is_the_loss_of_each_microbatch(tf: SimpleNamespace, mix
     assert replica.results(sums, 5)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def _anonymous_bytes() -> int:
-    rollup = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
-    return 1024 * int(rollup.partition("Anonymous:")[2].split()[0])
+def _memory(name: str) -> int:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(status.partition(f"{name}:")[2].split()[0])
 
 
-def test_the_probe_leaves_little_memory_behind(tf: SimpleNamespace) -> None:
-    """What TensorFlow has once taken it never gives back, and four gradients are large."""
-    layers = [tf.keras.layers.Dense(units) for units in (2000, 2000, 2000, 2)]
-    model = tf.keras.Sequential(layers)
-    model.compile(optimizer="sgd", loss="mse")
-    model.build(X.shape)
-    tf.tensorflow.function(lambda: tf.tensorflow.zeros(9), jit_compile=True)()  # XLA begins
-    before = _anonymous_bytes()
+def test_probe_holds_one_gradient_of_tensorflow_at_a_time(tf: SimpleNamespace) -> None:
+    """TensorFlow may never give back what it has once taken.  How much stays is luck.
+
+    So the peak counts: one gradient more makes it 5.1 times the weights.
+    """
+
+    def wide(units: int) -> Any:
+        layers = [tf.keras.layers.Dense(each) for each in (units, units, units, 2)]
+        model = tf.keras.Sequential(layers)
+        model.compile(optimizer="sgd", loss="mse")
+        model.build(X.shape)
+        return model
+
+    tf.replica(wide(500), X, Y)  # XLA keeps what it takes when it first compiles an update
+    model = wide(2000)
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+    before = _memory("VmRSS")
 
     tf.replica(model, X, Y)
 
-    assert _anonymous_bytes() - before < 3.5 * 4 * model.count_params()
+    assert _memory("VmHWM") - before < 4.6 * 4 * model.count_params()
 
 
 def test_dropout_and_batch_normalization_are_no_mixing(tf: SimpleNamespace) -> None:
