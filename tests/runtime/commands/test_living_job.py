@@ -62,6 +62,7 @@ NOBODY = (1 << 22) + 1
 Holdfast = Callable[..., tuple[int, str, str]]
 SCRIPT = Path("/a/slow.py")
 PLACE = Path("/my runs/1")
+ANOTHER = JobOptions(SCRIPT, PLACE)
 BOUND_S = 90.0
 SILENT_S = 0.05
 RUN = RunRecord("run", FORMAT, 0.0, microbatches=4, seed=0, threads=1)
@@ -218,12 +219,6 @@ def status_of(directory: RunDirectory, client: int | None = 5, now: float = 0.0)
     return HeadStatus(now, os.getpid(), client, str(directory.path), 0, LaunchReport())
 
 
-def test_command_that_shows_a_job_can_be_pasted(directory: RunDirectory) -> None:
-    _, words = find_life(directory, status_of(directory, None))
-
-    assert words.endswith(f"`holdfast attach '{directory.path}'`")
-
-
 def test_head_of_another_directory_does_not_own_a_copy(
     directory: RunDirectory, holdfast: Holdfast
 ) -> None:
@@ -257,6 +252,8 @@ def test_life_of_a_job_is_what_its_head_says(directory: RunDirectory) -> None:
         with head_of(directory, lambda _, client=client: [status_of(directory, client)]):
             assert life_of(directory) is found
     assert life_of(directory) is Life.GONE
+    _, words = find_life(directory, status_of(directory, None))
+    assert words == f"take it over: `holdfast attach '{directory.path}'`"
     write_lease(directory, os.getpid(), host="elsewhere")
     assert life_of(directory) is Life.UNKNOWN
 
@@ -481,26 +478,28 @@ def test_head_is_told_what_job_is_asked_for_and_where_its_output_goes(
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"),
+    ("asked", "answer", "why"),
     [
         (
+            ANOTHER,
             ClientRefused(12),
             "another job, which pid 12 shows; wait for it to end, stop it with `holdfast stop`, or",
         ),
-        (JobStarting(), "a job that is just starting; run again in a minute"),
-        (AnotherJob((False, "/b.py")), "another script, /b.py; look at it"),
-        (None, f"a job whose head, pid {os.getpid()}, does not answer; let it go on"),
+        (ANOTHER, JobStarting(), "a job that is just starting; run again in a minute"),
+        (ANOTHER, AnotherJob((False, "/b.py")), "another script, /b.py; look at it"),
+        (ANOTHER, None, f"a job whose head, pid {os.getpid()}, does not answer; let it go on"),
+        (None, ClientRefused(12), "a job that pid 12 shows already; it needs no `holdfast attach`"),
     ],
-    ids=["attached already", "not launched", "another job", "silent"],
+    ids=["attached already", "not launched", "another job", "silent", "attach"],
 )
 def test_job_that_cannot_be_shown_is_told_with_what_to_do(
-    orphan: Orphan, answer: object, why: str
+    orphan: Orphan, asked: JobOptions | None, answer: object, why: str
 ) -> None:
     if answer is not None:
         orphan.answers.post(to_message(answer))
 
     with pytest.raises(RunDirectoryBusy, match=f"run directory .* belongs to .*{why}") as refusal:
-        find_owner(orphan.directory, JobOptions(SCRIPT, PLACE))
+        find_owner(orphan.directory, asked)
 
     assert not isinstance(refusal.value, OwnerEnded)
 
@@ -558,7 +557,7 @@ def test_client_that_is_stopped_is_named_with_what_lets_it_go_on(
     orphan.answers.post(to_message(ClientRefused(client.pid)))
 
     with pytest.raises(RunDirectoryBusy) as owner:
-        find_owner(orphan.directory, JobOptions(SCRIPT, PLACE) if is_run else None)
+        find_owner(orphan.directory, ANOTHER if is_run else None)
 
     client.kill()
     client.wait()
@@ -566,12 +565,3 @@ def test_client_that_is_stopped_is_named_with_what_lets_it_go_on(
         f"belongs to a job whose client, pid {client.pid}, is stopped; let it go on (kill -CONT "
         f"{client.pid}), or end it (kill -KILL {client.pid}), then ask again"
     )
-
-
-def test_attach_to_a_job_that_has_its_client_says_that_nothing_is_to_be_done(
-    orphan: Orphan,
-) -> None:
-    orphan.answers.post(to_message(ClientRefused(12)))
-
-    with pytest.raises(RunDirectoryBusy, match="a job that pid 12 shows already; it needs no"):
-        find_owner(orphan.directory)

@@ -14,7 +14,6 @@ from holdfast.recovery.event import (
     End,
     Event,
     HostBack,
-    HostLost,
     Launch,
     WorkerCompleted,
     WorkerFailed,
@@ -31,19 +30,15 @@ from holdfast.runtime.run.events import (
     AgentKilled,
     FaultStruck,
     HeadFailed,
-    HostRefused,
     Notice,
     OutputDropped,
     Paused,
     PoolRestarted,
     PoolWarmed,
     PreloadFailed,
-    Pressure,
     Recovery,
     Relaunch,
-    Stalled,
     Step,
-    Suspected,
     TakenOver,
     Warned,
     WorkerFenced,
@@ -117,30 +112,14 @@ def test_run_that_was_complete_says_how_to_go_on(
 
 
 HOST = "it has not answered for 2.0 s"
-STALL = Suspected(4, 300.2, 7, "f (a.py:1)", "f", None, 600.0, is_awaited=True)
 
 
 @pytest.mark.parametrize(
     ("event", "line"),
     [
         (exited(2, step=30), "worker 2 died after step 30 (signal SIGKILL)"),
-        (
-            HostLost("b", HOST, (WorkerId(2), WorkerId(3)), 2),
-            f"host b was lost with its workers (2, 3): {HOST}",
-        ),
-        (HostRefused("b", "numpy is 2.1.0 on b"), "host b stays out: numpy is 2.1.0 on b"),
         (HostBack("b", 4), "host b is back, and takes workers of the next launch"),
-        (Pressure("memory", "memory of the host", "the host", 9, 10), "memory of the host"),
         (Warned("the disk\n is slow"), "the disk is slow"),
-        (
-            STALL,
-            "worker 4 has made no progress for 300 s after step 7, in f (a.py:1), and all others "
-            "wait for it: it is killed after 600 s",
-        ),
-        (
-            Stalled("standstill", 12.3, (0, 1)),
-            "all 2 workers have waited for each other inside MPI for 12.3 s: ending the launch",
-        ),
         (PoolRestarted("signal SIGKILL"), ""),
         (OutputDropped(3), ""),
     ],

@@ -465,8 +465,6 @@ def test_host_that_is_as_it_was_may_come_back() -> None:
             {"versions": {**_AT_START[1].versions, "numpy": "2.1.0"}},
             "numpy is 2.1.0 on b, and 2.2.0 on a: install the same on all hosts",
         ),
-        ({"program": {}}, "the script /work/train.py is not on b: copy it there"),
-        ({"distributions": {"scipy": "1.0"}}, "pandas is not installed on b, and 2.2 on a: "),
         (
             {"processor": "Older", "flags": frozenset({"avx"})},
             "b has another processor by now, and its bits would differ: start the job again, and "
@@ -477,7 +475,7 @@ def test_host_that_is_as_it_was_may_come_back() -> None:
             "and b has H100: their bits differ",
         ),
     ],
-    ids=["version", "no script", "distribution", "processor", "devices"],
+    ids=["version", "processor", "devices"],
 )
 def test_host_that_has_changed_is_refused_with_the_values_and_the_remedy(
     changes: dict[str, Any], words: str

@@ -100,6 +100,11 @@ TOLD: list[tuple[Event, str]] = [
         "step 8, and others were killed there: it is killed after 60 s",
     ),
     (
+        events.Suspected(4, 300.2, 7, "f (a.py:1)", "f", None, 600.0, is_awaited=True),
+        "worker 4 has made no progress for 300 s after step 7, in f (a.py:1), and all others wait "
+        "for it: it is killed after 600 s",
+    ),
+    (
         events.Stalled("standstill", 185.0, (3, 4)),
         "all 2 workers have waited for each other inside MPI for 185.0 s: ending the launch",
     ),
