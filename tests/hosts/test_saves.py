@@ -37,9 +37,14 @@ def sha256(undisturbed: Undisturbed) -> str:
 
 @contextmanager
 def _job(
-    cluster: Cluster, folder: Path, hosts: str, *argv: str, faults: Sequence[str] = ()
+    cluster: Cluster,
+    folder: Path,
+    hosts: str,
+    *argv: str,
+    faults: Sequence[str] = (),
+    more: Sequence[str] = (),
 ) -> Iterator[HostJob]:
-    options = ("--heartbeat-timeout", "5")
+    options = ("--heartbeat-timeout", "5", *more)
     request = request_of(_WORKLOAD, folder / "run", workers=4, faults=faults, options=options)
     gates = ("--gates", str(folder), *argv)
     with HostJob(cluster, replace(request, argv=[*request.argv, *gates]), hosts) as job:
@@ -144,7 +149,7 @@ def test_saves_move_when_the_host_of_the_first_worker_has_no_worker_any_more(
     assert len(job.events("launch")) == 1
 
 
-@pytest.mark.extended  # they move on one machine in test_saves_on_hosts.py
+@pytest.mark.extended  # they move to another host in the next test
 @pytest.mark.parametrize("loss", [Loss.POWER, Loss.CUT])
 def test_saves_move_when_the_host_that_saves_is_lost(
     cluster: Cluster, tmp_path: Path, sha256: str, loss: Loss
@@ -173,6 +178,16 @@ def test_save_of_a_launch_that_died_whole_is_settled_by_the_host_that_holds_it(
     _assert_whole(tmp_path, job, sha256)
     (restored,) = (record["step"] for record in job.events("restored"))
     assert _GATE < restored < _LATER
+
+
+def test_host_without_memory_for_a_save_is_waited_for_by_the_workers_of_the_other(
+    cluster: Cluster, tmp_path: Path, sha256: str
+) -> None:
+    """Its first worker writes from its own state, and no answer of a writer ever comes."""
+    with _job(cluster, tmp_path, "a:2,b:2", more=("--snapshot-memory", "1KB")) as running:
+        job = running.wait()
+
+    _assert_whole(tmp_path, job, sha256)
 
 
 @pytest.mark.extended  # a halt is planned over all hosts in test_halting.py
