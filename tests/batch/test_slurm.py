@@ -97,12 +97,3 @@ def test_several_copies_under_srun_stop_with_one_sentence(
     assert run.log.count("run `holdfast run -n 1 ") == 3, run.log
     assert run.log.count("ended with 2") == 2
     assert not run.run_dir.exists()
-
-
-def test_configuration_names_the_allocation(run: BatchRun) -> None:
-    command = " ".join(["run", "--show-config", *run.command[1:]])
-    job = run.submit(f"#!/bin/bash\n{HOLDFAST} {command}\n", "-n", "3", "-t", "1")
-
-    run.wait_for_end(job)
-
-    assert f"workers = 3  # SLURM_NTASKS of Slurm job {job}" in run.log

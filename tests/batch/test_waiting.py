@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from workload import EVEN, LONG, Workload, request_of, wait_for_checkpoints
+from workload import EVEN, request_of
 
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.testing import JobRequest, JobRun, start_job
+from holdfast.testing import JobRequest, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
 
@@ -27,12 +25,6 @@ LINK = {
 
 An empty configuration is refused at once; for one that is missing Slurm's programs wait.
 """
-
-
-def _ended(run_dir: Path, environment: Mapping[str, str] = LINK) -> JobRun:
-    request = request_of(EVEN, run_dir, workers=2, environment=environment)
-    with start_job(request) as job:
-        return job.wait()
 
 
 def test_link_that_waits_goes_on_when_the_run_is_free(tmp_path: Path) -> None:
@@ -53,22 +45,7 @@ def test_link_that_waits_goes_on_when_the_run_is_free(tmp_path: Path) -> None:
     assert ended.report.steps == EVEN.steps
 
 
-@pytest.mark.extended  # three jobs; the next test has a link that goes on
-def test_link_of_a_complete_run_ends_at_once_and_another_chain_looks_itself(
-    tmp_path: Path,
-) -> None:
-    first = _ended(tmp_path / "run")
-    second = _ended(tmp_path / "run")
-    other = _ended(tmp_path / "run", LINK | {"HOLDFAST_CHAIN": "beef"})
-
-    assert [job.exit_code for job in (first, second, other)] == [0, 0, 0]
-    assert "Slurm job 7, incarnation 1, from step 0" in first.stderr
-    assert "nothing to do: the run in " in second.stderr
-    assert second.report.jobs == 1
-    assert other.report.jobs == 2
-
-
-def _task(index: int, run_dir: Path, workload: Workload = EVEN, *options: str) -> JobRequest:
+def _task(index: int, run_dir: Path) -> JobRequest:
     """Return the job of a task of a job array, each with a Slurm job of its own."""
     environment = {
         **{name: value for name, value in LINK.items() if name != "HOLDFAST_CHAIN"},
@@ -76,36 +53,7 @@ def _task(index: int, run_dir: Path, workload: Workload = EVEN, *options: str) -
         "SLURM_ARRAY_TASK_ID": str(index),
         "SLURM_JOB_ID": str(55 + index),
     }
-    return request_of(workload, run_dir, workers=2, options=options, environment=environment)
-
-
-@pytest.mark.extended  # four jobs; the test beside it has the tasks
-def test_task_of_an_array_does_not_take_the_run_of_another_over(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    with start_job(_task(0, run_dir, LONG)) as first:
-        wait_for_checkpoints(first, 1)
-        with start_job(_task(1, run_dir, LONG, "--wait-lease", "60")) as second:
-            refused = second.wait()
-        first.signal(signal.SIGTERM)
-        stopped = first.wait()
-
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert (
-        f"{run_dir} holds the run of task 0, and this is task 1 of Slurm array 55: "
-        "`export HOLDFAST_CHAIN="
-    ) in refused.stderr
-    assert "as by `--run-dir run-$SLURM_ARRAY_TASK_ID`" in refused.stderr
-    assert stopped.exit_code == 75, stopped.stderr
-
-    with start_job(_task(0, run_dir, LONG)) as again:  # as Slurm requeues it
-        ended = again.wait()
-    with start_job(_task(1, run_dir, LONG)) as second:
-        refused = second.wait()
-
-    assert ended.exit_code == 0, ended.stderr
-    assert ended.report.steps == LONG.steps
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert ended.report.jobs == 2
+    return request_of(EVEN, run_dir, workers=2, environment=environment)
 
 
 def test_array_that_is_one_training_in_turns_says_so_by_a_chain(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import NETWORK, Cluster
+from cluster import Cluster
 from hpc_page import write_train
 from secure_shell import start_ssh
 from secure_shell import why_not as why_no_ssh
@@ -147,15 +147,6 @@ def test_folder_over_a_link_of_the_head_is_found_by_its_other_name_and_umask_and
 
 
 @pytest.mark.mpi
-def test_script_of_one_host_alone_is_refused(cluster: Cluster) -> None:
-    cluster.run("a", ["touch", "/tmp/train.py"])
-
-    said = refused(cluster, "/tmp/train.py")
-
-    assert "the script /tmp/train.py is not on b: copy it there, or share its folder" in said
-
-
-@pytest.mark.mpi
 def test_processors_of_one_name_with_other_flags_are_refused_by_a_strict_job(
     cluster: Cluster, tmp_path: Path, script: Path
 ) -> None:
@@ -182,10 +173,6 @@ def ssh(cluster: Cluster) -> str:
     if reason is not None:
         pytest.skip(reason)
     return start_ssh(cluster)
-
-
-def test_hosts_answer_over_ssh(cluster: Cluster, script: Path, ssh: str) -> None:
-    assert checked(cluster, script.parent, rsh=ssh) == NETWORK
 
 
 def test_words_of_ssh_are_shown_for_a_host_that_takes_no_key_and_one_that_is_gone(

@@ -131,24 +131,6 @@ def test_job_of_three_nodes_goes_through_a_limit_of_two_minutes(
     _assert_complete(slow, undisturbed)
 
 
-@pytest.mark.mpi
-@_LONG  # test_hpc_page.py has a chain, and the tests here have three nodes
-def test_chain_over_three_nodes_goes_on_link_by_link(
-    slurm: SlurmCluster, run: BatchRun, undisturbed: Undisturbed
-) -> None:
-    jobs = run.sbatch("--nodes=3", "--time=8", chain=3)
-
-    run.wait_for_checkpoint(1)
-    slurm.call("scancel", "--batch", "--signal=USR2", str(jobs[0]))
-    ends = [run.wait_for_end(job, within_s=_LONG_S) for job in jobs]
-
-    assert [end["ExitCode"] for end in ends] == ["75:0", "0:0", "0:0"], run.log
-    assert [end["Restarts"] for end in ends] == ["0"] * 3
-    assert [end["NumNodes"] for end in ends] == ["3"] * 3
-    assert f"is complete: Slurm job {jobs[2]} has nothing to do" in run.log
-    _assert_complete(run, undisturbed)
-
-
 # Losses
 
 
@@ -192,17 +174,6 @@ def test_variables_of_srun_and_a_prolog_that_prints_change_no_step(
     assert "greetings\nhello\n" in quick.log
     assert "2 hosts on the network 10.77.0.0/24: a:1, b:1" in quick.log
     assert " site greets " not in quick.log
-    _assert_complete(quick, undisturbed)
-
-
-@pytest.mark.extended  # ci/slurm
-@pytest.mark.mpi
-def test_heterogeneous_job_tells_of_the_component_that_stays_idle(
-    slurm: SlurmCluster, folder: Path, undisturbed: Undisturbed
-) -> None:
-    quick = _trained(slurm, folder, "", *("-N2", "-n2", ":", "-N1", "-n1"))
-
-    assert "c of the same job stay idle: its first component has none of them" in quick.log
     _assert_complete(quick, undisturbed)
 
 

@@ -16,7 +16,7 @@ from workload import EVEN, Undisturbed, Workload, request_of
 
 from holdfast.runtime.options.option import read_hosts
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.testing import JobRequest, JobRun, run_job, start_job
+from holdfast.testing import JobRequest, JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
 
@@ -53,20 +53,6 @@ def test_ssh_reaches_the_hosts(cluster: Cluster, tmp_path: Path, undisturbed: Un
         pytest.skip(reason)
     job = _train(cluster, tmp_path, EVEN, "a:1,b:2,c:1", rsh=start_ssh(cluster))
     _assert_whole(job, undisturbed(EVEN))
-
-
-@pytest.mark.extended  # tests/jobs/test_orders.py resumes on other worlds
-def test_a_run_goes_on_with_other_hosts_and_without_any(
-    cluster: Cluster, tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    short = replace(EVEN, epochs=1)
-    assert _train(cluster, tmp_path, short, "a:1,b:1").exit_code == 0
-    longer = replace(EVEN, epochs=3)
-    assert _train(cluster, tmp_path, longer, "a:1,c:2").exit_code == 0
-    with start_job(request_of(EVEN, tmp_path / "run", workers=2)) as alone:
-        job = alone.wait()
-    assert job.exit_code == 0, job.stderr
-    assert job.sha256 == undisturbed(EVEN)
 
 
 @pytest.mark.extended
@@ -146,26 +132,3 @@ def test_fit_of_a_pipeline_with_callbacks_has_the_bytes_of_one_worker(
     assert logs[0].count("\n") == 4
     assert logs[0] == logs[1]
     assert (tmp_path / "many" / "best.keras").stat().st_size > 0
-
-
-@pytest.mark.tensorflow
-@pytest.mark.extended
-def test_keras_replica_on_several_hosts_has_the_bytes_of_one_worker(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    options = ("--threads", "1", *_PATIENT)
-    alone = run_job(
-        _SCRIPTS / "everything_keras.py", run_dir=tmp_path / "one", microbatches=4, options=options
-    )
-    assert alone.exit_code == 0, alone.stderr
-    request = JobRequest(
-        script=_SCRIPTS / "everything_keras.py",
-        run_dir=tmp_path / "run",
-        workers=3,
-        microbatches=4,
-        options=options,
-    )
-    with HostJob(cluster, request, "a:1,b:2") as running:
-        job = running.wait()
-    assert alone.sha256 is not None
-    _assert_whole(job, alone.sha256)

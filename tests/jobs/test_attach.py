@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
-from workload import IMPATIENT, LONG, PreparedJob, Undisturbed, assert_whole, request_of, run_job
+from workload import IMPATIENT, LONG, PreparedJob, Undisturbed, assert_whole, request_of
 
-from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.own_process import program_command
 from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 
@@ -21,8 +20,6 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
 
 GATE = 60
 """After so many updates the workers wait: the next client is up before the end."""
-_MOST_TRIES = 400
-"""A machine is quick, and the job writes into the directory meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +35,10 @@ class Attachment(JobRequest):
         return [*program_command(main, "attach"), str(self.run_dir)]
 
 
-def gated(folder: Path, gate: int = GATE) -> JobRequest:
+def gated(folder: Path) -> JobRequest:
     """Return a job on 3 workers that waits in the middle of its way."""
     plain = request_of(LONG, folder / "run", workers=3)
-    return replace(plain, argv=[*plain.argv, "--gates", str(folder), "--gate-steps", str(gate)])
+    return replace(plain, argv=[*plain.argv, "--gates", str(folder), "--gate-steps", str(GATE)])
 
 
 @pytest.fixture
@@ -53,23 +50,18 @@ def orphan(tmp_path: Path) -> Iterator[RunningJob]:
         yield job
 
 
-def _attach(run_dir: Path, gate: int | None = GATE) -> JobRun:
-    """Attach to a job, and let it go on then, if there is one."""
-    with start_job(Attachment(run_dir=run_dir)) as job:
-        return _let_go(job, run_dir.with_name(str(gate))) if gate else job.wait()
-
-
-def _let_go(successor: RunningJob, gate: Path) -> JobRun:
-    """Wait for the end of a job that goes on when it is taken over."""
-    successor.wait_for("taken_over")
-    gate.touch()
-    return successor.wait()
+def _attach(folder: Path, preparation: str = "") -> JobRun:
+    """Attach to a job, and let it go on then."""
+    with start_job(Attachment(run_dir=folder / "run", preparation=preparation)) as successor:
+        successor.wait_for("taken_over")
+        (folder / str(GATE)).touch()
+        return successor.wait()
 
 
 def test_attached_job_ends_with_the_same_bytes_and_exit_code(
     tmp_path: Path, undisturbed: Undisturbed, orphan: RunningJob
 ) -> None:
-    attached = _attach(tmp_path / "run")
+    attached = _attach(tmp_path)
 
     assert_whole(attached, LONG, undisturbed(LONG))
     assert "attached to the job in" in attached.stderr
@@ -88,15 +80,6 @@ def test_job_that_was_taken_over_stops_at_a_signal_with_a_checkpoint(
 
     assert job.exit_code == 75, job.stderr
     assert job.events("stopped")
-
-
-def test_directory_without_a_living_job_cannot_be_attached_to(tmp_path: Path) -> None:
-    RunDirectory(tmp_path).journal_path.touch()
-
-    refused = _attach(tmp_path, gate=None)
-
-    assert refused.exit_code == 2
-    assert "no job runs in" in refused.stderr
 
 
 def test_job_whose_head_is_stopped_and_has_no_client_is_ended_and_gone_on_with(
@@ -118,17 +101,6 @@ def test_job_whose_head_is_stopped_and_has_no_client_is_ended_and_gone_on_with(
     assert orphan.wait().leftovers == ()
 
 
-def test_request_of_another_script_takes_no_job_over(tmp_path: Path, orphan: RunningJob) -> None:
-    script = tmp_path / "other.py"
-    script.write_text("raise SystemExit('never run')")
-
-    refused = run_job(JobRequest(script=script, run_dir=tmp_path / "run", workers=3))
-
-    assert refused.exit_code == 2, refused.stderr
-    assert f"give {script} a run directory of its own by --run-dir" in refused.stderr
-    assert orphan.processes()
-
-
 @pytest.mark.extended
 def test_job_is_attached_to_without_standard_streams(
     tmp_path: Path, undisturbed: Undisturbed, orphan: RunningJob
@@ -139,31 +111,7 @@ def test_job_is_attached_to_without_standard_streams(
     """
     close_all = "import os\nfor fd in (0, 1, 2): os.close(fd)\n"
 
-    with start_job(Attachment(run_dir=tmp_path / "run", preparation=close_all)) as job:
-        attached = _let_go(job, tmp_path / str(GATE))
+    attached = _attach(tmp_path, close_all)
 
     assert_whole(attached, LONG, undisturbed(LONG))
     assert attached.report.relaunches == ()
-
-
-@pytest.mark.extended  # the tests beside it relaunch, too
-def test_relaunch_after_a_takeover_stands_where_the_job_was_started(
-    tmp_path: Path, undisturbed: Undisturbed, orphan: RunningJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir("/")
-    with start_job(Attachment(run_dir=tmp_path / "run")) as successor:
-        successor.wait_for("taken_over")
-        place = os.readlink(f"/proc/{_agent(orphan)}/cwd")
-        orphan.signal(signal.SIGKILL, "holdfast-agent")
-        successor.wait_for("relaunch")
-        successor.wait_for("world", workers=[3, 4, 5])
-        # It has the first job's environment as well, and so its mark.
-        assert os.readlink(f"/proc/{_agent(orphan)}/cwd") == place != "/"
-        (tmp_path / str(GATE)).touch()
-        job = successor.wait()
-
-    assert_whole(job, LONG, undisturbed(LONG))
-
-
-def _agent(job: RunningJob) -> int:
-    return next(pid for pid, name in job.processes().items() if name == "holdfast-agent")

@@ -61,7 +61,7 @@ def test_each_worker_is_killed_at_each_site(
     assert job.report.relaunches == ()
 
 
-# Two other kinds strike in other tests here, and all do in test_keras_jobs.py.
+# The other kinds strike in other tests here.
 @pytest.mark.parametrize("kind", shortened(["exit", "raise", "segfault"], here=["raise"]))
 def test_every_kind_of_death_is_one_to_the_survivors(
     tmp_path: Path, undisturbed: Undisturbed, kind: str
@@ -287,19 +287,3 @@ def test_script_that_does_not_let_go_of_its_training_makes_room_all_the_same(
 
     assert_whole(job, LONG, undisturbed(LONG))
     assert [renewal.is_renewal for renewal in job.report.relaunches] == [True]
-
-
-@pytest.mark.extended  # test_stalls.py spends a budget
-def test_a_spent_budget_ends_the_job_and_the_next_one_resumes(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    faults = ["kill worker=0 step=7", "kill worker=1 step=7"]
-
-    first = _train(EVEN, tmp_path, faults, workers=2, options=["--max-restarts", "0"])
-    second = _train(EVEN, tmp_path, [], workers=3)
-
-    assert first.exit_code == 70
-    assert "error: the last launch ended with worker " in first.stderr
-    assert "(the restart budget of 0 allows no other relaunch" in first.stderr
-    assert first.leftovers == ()
-    assert_whole(second, EVEN, undisturbed(EVEN))

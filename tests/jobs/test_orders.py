@@ -119,19 +119,6 @@ def test_job_is_stopped_from_another_terminal(
     assert job.leftovers == ()
 
 
-@pytest.mark.extended  # signals that ask for something run here
-def test_signal_that_asks_for_nothing_ends_nobody(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    with start_job(request_of(LONG, tmp_path / "run", workers=2)) as job:
-        job.wait_for("step", step=5)
-        for number in (signal.SIGHUP, signal.SIGUSR1):
-            for pid in job.processes():
-                os.kill(pid, number)
-        ended = job.wait()
-
-    assert_whole(ended, LONG, undisturbed(LONG))
-    assert ended.report.failures == ()
-
-
 def test_stop_that_takes_longer_than_its_grace_is_cut_short(tmp_path: Path) -> None:
     slow = replace(LONG, pause_ms=20_000)
     options = ["--grace", "1", "--heartbeat-timeout", "60"]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workload import assert_refused
 
 from holdfast.testing import run_job
 
@@ -19,7 +18,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "pipelines" / "as_in_
 DIVIDED = (
     *("going_on", "three_parts", "executions", "batch_of_one", "sum_loss", "no_weights"),
     *("infinite", "endless_generator", "endless_dataset", "unknown_repeated", "limits"),
-    *("class_weight", "signatures", "own_trackers"),
+    *("class_weight", "own_trackers"),
 )
 OPTIONS = ("--threads", "1", "--save-every", "3", "--heartbeat-timeout", "30")
 FAULTS = ("kill worker=1 step=3", "kill worker=0 step=26")
@@ -70,28 +69,3 @@ def test_steps_and_data_of_all_kinds_are_those_of_plain_keras_through_deaths(
     assert "the model has no trainable weights" in job.stderr
     assert "class_weight['0'] weighs nothing, as in Keras" in job.stderr
     assert "steps_per_epoch is limited to 3 (keras.config.max_steps_per_epoch())" in job.stderr
-
-
-@pytest.mark.extended
-def test_streams_of_two_sizes_train_in_whole_batches_and_say_so_otherwise(tmp_path: Path) -> None:
-    """Above, steps and data of all other kinds are those of plain Keras."""
-    whole, parted = (
-        run_job(
-            SCRIPT,
-            run_dir=tmp_path / str(parts),
-            workers=2,
-            microbatches=parts,
-            argv=("zipped",),
-            options=OPTIONS,
-        )
-        for parts in (1, 2)
-    )
-
-    assert _found(whole.stdout) == _approximately(_plain("zipped")), whole.stderr
-    assert_refused(parted, 1, "x (24, 4), y[0] (8, 4), y[1] (8, 1)", "--microbatches 1")
-
-
-def test_loop_over_train_on_batch_is_refused_at_once_with_the_way(tmp_path: Path) -> None:
-    job = run_job(SCRIPT, run_dir=tmp_path, workers=2, argv=("own_loop",), options=OPTIONS)
-
-    assert_refused(job, 1, "a loop over train_on_batch()", "let model.fit(x, y, batch_size=...)")

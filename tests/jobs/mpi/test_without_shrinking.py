@@ -101,17 +101,6 @@ def _wait_until_alone(running: RunningJob, worker: str) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.extended  # a death is a relaunch of all above
-def test_each_launch_may_lose_a_worker(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    faults = [f"kill worker={worker} step={step}" for worker, step in ((0, 6), (2, 8), (4, 13))]
-
-    job = _train(tmp_path, faults, "--max-restarts", "9", workers=2)
-
-    assert_whole(job, EVEN, undisturbed(EVEN))
-    assert len(job.report.relaunches) == 3
-    assert job.report.recoveries == ()
-
-
 @other_mpi
 def test_any_mpi_trains_to_the_same_bytes_over_deaths(
     tmp_path: Path, undisturbed: Undisturbed, mpiexec: Path

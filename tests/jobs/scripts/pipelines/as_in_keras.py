@@ -1,8 +1,6 @@
 """Trainings whose steps or data are unusual, as plain Keras does them; prints a line for each."""
 
-import inspect
 import json
-import pickle
 import sys
 
 import keras
@@ -228,35 +226,6 @@ def limits():
 
 def class_weight():
     return dense().fit(X, Y > 0, class_weight={"0": 1.0, "1": 5.0}, shuffle=False, verbose=0)
-
-
-def zipped():
-    keras.utils.set_random_seed(1)
-
-    class Two(ThreeParts):
-        def train_step(self, data):
-            few, (x, y) = data
-            return super().train_step((x, y, tf.reduce_mean(few**2)))
-
-    model = Two()
-    model.dense.build((None, 4))
-    model.compile(keras.optimizers.SGD(0.1))
-    slices = tf.data.Dataset.from_tensor_slices
-    return model.fit(tf.data.Dataset.zip((slices(X).batch(24), slices((X, Y)).batch(8))), verbose=0)
-
-
-def signatures():
-    """What tools such as mlflow's autolog look at."""
-    functions = keras.Model.fit, keras.Model.train_on_batch, keras.saving.load_model
-    assert pickle.loads(pickle.dumps(keras.Model.fit)) is keras.Model.fit
-    return {f.__name__: list(inspect.signature(f).parameters) for f in functions}
-
-
-def own_loop():
-    model = dense()
-    for _ in range(3):
-        model.train_on_batch(X, Y)
-    return {}
 
 
 for name in sys.argv[1:]:
