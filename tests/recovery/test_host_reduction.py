@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tree_sum import tree_sum
+from tree_sum import tree_sum, wide_leaves
 
 from holdfast.recovery.reduction import (
     FloatVector,
@@ -44,13 +44,6 @@ def plan_of(assignment: Assignment, hosts: tuple[int, ...]) -> ReductionPlan:
     workers = tuple(map(WorkerId, range(len(hosts))))
     world = World(0, workers, len(workers))
     return plan_reduction(assignment, world, assignment.microbatches)
-
-
-def wide_leaves(count: int, seed: int, size: int) -> list[FloatVector]:
-    """Return leaves whose sums depend on every pair that is added."""
-    generator = np.random.default_rng(seed)
-    scales = 10.0 ** (generator.uniform(-1, 1, (count, size)) * np.linspace(1, 30, size))
-    return list((generator.standard_normal((count, size)) * scales).astype(np.float32))
 
 
 @given(worlds())

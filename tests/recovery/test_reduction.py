@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tree_sum import tree_sum
+from tree_sum import tree_sum, wide_leaves
 
 from holdfast.recovery.reduction import (
     FloatVector,
@@ -35,13 +35,6 @@ OWNED = COUNTS.flatmap(
 
 def world_of(workers: int) -> World:
     return World(0, tuple(map(WorkerId, range(workers))), workers)
-
-
-def wide_leaves(count: int, seed: int, size: int = 33) -> list[Vector]:
-    """Random vectors, whose elements span two powers of ten at first and sixty at last."""
-    generator = np.random.default_rng(seed)
-    scales = 10.0 ** (generator.uniform(-1, 1, (count, size)) * np.linspace(1, 30, size))
-    return list((generator.standard_normal((count, size)) * scales).astype(np.float32))
 
 
 @st.composite

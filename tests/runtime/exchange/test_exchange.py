@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from fake_communicator import FakeCommunicator, run_world
-from tree_sum import tree_sum
+from tree_sum import tree_sum, wide_leaves
 
 from holdfast.recovery.reduction import (
     FloatVector,
@@ -106,13 +106,6 @@ class Party:
         self._vectors.close()
 
 
-def leaves_of(microbatches: int, size: int, seed: int) -> list[FloatVector]:
-    """Return leaves whose sums depend on every pair that is added."""
-    dice = np.random.default_rng(seed)
-    scale = np.float32(10) ** dice.integers(-4, 5, (microbatches, 1)).astype(np.float32)
-    return list(dice.normal(size=(microbatches, size)).astype(np.float32) * scale)
-
-
 def random_assignment(dice: random.Random, world: World, microbatches: int) -> Assignment:
     """Let anybody own anything; some may own nothing, as spares do."""
     owners = dice.sample(world.workers, dice.randint(1, world.size))
@@ -124,7 +117,7 @@ def check_one(way: str, ranks: int, microbatches: int, size: int) -> None:
     dice = random.Random(seed)
     world = World(1, tuple(WorkerId(10 + rank) for rank in range(ranks)), ranks)
     assignment = random_assignment(dice, world, microbatches)
-    rounds = [leaves_of(microbatches, size, seed + number) for number in range(2)]
+    rounds = [wide_leaves(microbatches, seed + number, size) for number in range(2)]
 
     def program(communicator: FakeCommunicator) -> list[bytes]:
         party = Party(communicator, world, assignment, size, way)
@@ -153,7 +146,7 @@ def test_slow_rank_may_read_a_total_while_others_write_the_next(
     """MPI may let ranks go on that a slow one has not met (`allgather_unchecked`)."""
     world = World(1, tuple(WorkerId(10 + rank) for rank in range(ranks)), ranks)
     assignment = random_assignment(random.Random(ranks), world, 5)
-    rounds = [leaves_of(5, ODD, seed) for seed in range(4)]
+    rounds = [wide_leaves(5, seed, ODD) for seed in range(4)]
 
     def program(communicator: FakeCommunicator) -> bool:
         party = Party(communicator, world, assignment, ODD)
@@ -193,7 +186,7 @@ def test_death_at_any_moment_leaves_the_roots_and_the_next_sum_alone(way: str, s
     ranks, microbatches = 3, 7
     world = World(1, tuple(map(WorkerId, range(ranks))), ranks)
     assignment = Assignment(tuple(WorkerId(index % ranks) for index in range(microbatches)))
-    leaves = leaves_of(microbatches, size, seed=5)
+    leaves = wide_leaves(microbatches, 5, size)
     expected = tree_sum(leaves).tobytes()
 
     def program(communicator: FakeCommunicator) -> str:
