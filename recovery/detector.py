@@ -223,23 +223,18 @@ _MEASURED_COMMITS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A piece of work at one look: its number, and whether it ends only with the peers' help."""
-
-    number: int
-    waits_for_peers: bool
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerPace:
     """One worker at one look: its piece of work, and how far it has come."""
 
-    turn: Turn
-    step: int = 0
+    turn: int
+    """The number of the piece of work; each begin of a wait makes another one."""
+    waits_for_peers: bool
+    """Whether that ends only with the peers' help."""
+    step: int
     """The updates that it has committed, or resumed from."""
-    commits: int = 0
+    commits: int
     """How many transactions it has committed in this launch."""
-    is_training: bool = True
+    is_training: bool
     """Whether it is in the loop, and neither in the script nor reading a checkpoint."""
 
 
@@ -353,7 +348,7 @@ class StallDetector:
         limit_s = self.limit_s
         if limit_s is None or not self.standing_s:
             return None
-        working = [w for w, pace in self._last.items() if not pace.turn.waits_for_peers]
+        working = [w for w, pace in self._last.items() if not pace.waits_for_peers]
         if not working:
             return None
         step = max(pace.step for pace in self._last.values())
@@ -370,9 +365,7 @@ class StallDetector:
         ended_s = [
             self._turns.seconds[worker] + passed_s
             for worker, before in self._last.items()
-            if worker in paces
-            and paces[worker].turn != before.turn
-            and not before.turn.waits_for_peers
+            if worker in paces and paces[worker].turn != before.turn and not before.waits_for_peers
         ]
         fewest = min((pace.commits for pace in paces.values()), default=0)
         is_measured = self._is_measured or fewest >= _MEASURED_COMMITS
@@ -398,34 +391,20 @@ class ScriptView:
     has_ended: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptsDiverged:
-    """A script that has ended, and one that waits for it in a training."""
+def find_diverged(scripts: Iterable[ScriptView]) -> tuple[ScriptView, str] | None:
+    """Return a script that has ended while another one trains, and that in words with what to do.
 
-    ended: ScriptView
-    ahead: ScriptView
-
-    @property
-    def message(self) -> str:
-        """What has happened, with both numbers, and what to do."""
-        return (
-            f"worker {self.ended.worker} ended its script after {_trainings(self.ended.begun)}, "
-            f"but worker {self.ahead.worker} began training {self.ahead.begun}, which needs all "
-            "workers: call fit equally often on each; where a clock decides, let a callback "
-            "that sets model.stop_training end one long fit for all"
-        )
-
-
-def find_diverged(scripts: Iterable[ScriptView]) -> ScriptsDiverged | None:
-    """Return the scripts that have gone apart, None while all may still come together."""
+    None while all may still come together.
+    """
     views = sorted(scripts, key=lambda view: (view.begun, view.worker))
     ended = next((view for view in views if view.has_ended), None)
     if ended is None or views[-1].begun <= ended.begun:
         return None
     ahead = next(view for view in views if view.begun == views[-1].begun)
-    return ScriptsDiverged(ended, ahead)
-
-
-def _trainings(count: int) -> str:
-    """Return a number of trainings in words."""
-    return {0: "no training", 1: "1 training"}.get(count, f"{count} trainings")
+    trainings = {0: "no training", 1: "1 training"}.get(ended.begun, f"{ended.begun} trainings")
+    return ended, (
+        f"worker {ended.worker} ended its script after {trainings}, but worker {ahead.worker} "
+        f"began training {ahead.begun}, which needs all workers: call fit equally often on each; "
+        "where a clock decides, let a callback that sets model.stop_training end one long fit "
+        "for all"
+    )

@@ -1,14 +1,5 @@
 """Errors of decisions, and the exit codes of jobs.
 
-::
-
-    RecoveryError
-     ├─ FaultSyntaxError     the text of a fault cannot be understood
-     ├─ FaultConflict        two faults of a plan have one address
-     ├─ IllegalTransition    a machine got an event that its table does not list
-     ├─ LedgerUnreadable     reduced ledger lanes are not whole numbers
-     └─ ScheduleSyntaxError  the text of a schedule cannot be understood
-
 A mistake of a caller within holdfast (a negative count, a worker that is not in the
 world) is a ``ValueError``.  No caller handles those.
 """
@@ -34,25 +25,13 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
-class RecoveryError(Exception):
-    """A decision could not be made."""
+class WrongText(ValueError):
+    """A user's text cannot be understood as a fault or a schedule, or faults have one address."""
 
 
-class FaultSyntaxError(RecoveryError):
-    """The text of a fault cannot be understood."""
-
-
-class FaultConflict(RecoveryError):
-    """Two faults of a plan have one address."""
-
-
-class IllegalTransition(RecoveryError):
+class IllegalTransition(Exception):
     """A machine got an event that its table does not list; its state is unchanged."""
 
 
-class LedgerUnreadable(RecoveryError):
+class LedgerUnreadable(Exception):
     """Reduced ledger lanes are not the whole numbers that workers put in."""
-
-
-class ScheduleSyntaxError(RecoveryError):
-    """The text of a schedule cannot be understood."""

@@ -20,7 +20,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
-from holdfast.recovery.errors import FaultConflict, FaultSyntaxError
+from holdfast.recovery.errors import WrongText
 from holdfast.recovery.world import WorkerId
 
 _LOWEST = {"worker": 0, "step": 1, "attempt": 1, "seed": 0, "count": 1, "steps": 1}
@@ -185,7 +185,7 @@ def faults_of_launch(
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """The faults of a job; raises ``FaultConflict`` when two have one address."""
+    """The faults of a job; raises ``WrongText`` when two have one address."""
 
     faults: tuple[Fault, ...] = ()
     _kinds: dict[Visit, FaultKind] = field(init=False, repr=False, compare=False)
@@ -196,7 +196,7 @@ class FaultPlan:
         for fault in self.faults:
             address = (fault.address, fault.host)
             if address in kinds:
-                raise FaultConflict(
+                raise WrongText(
                     f"'{fault}' and '{kinds[address].value}' strike at one address:"
                     " give one of them another step, site or attempt"
                 )
@@ -209,7 +209,7 @@ class FaultPlan:
 
 
 def parse_faults(texts: Iterable[str]) -> tuple[Fault | RandomFaults, ...]:
-    """Return what each text describes: a fault, or random ones.  Raises ``FaultSyntaxError``."""
+    """Return what each text describes: a fault, or random ones.  Raises ``WrongText``."""
     return tuple(
         _parse_random(text) if _words(text)[0] == _RANDOM else parse_fault(text) for text in texts
     )
@@ -236,7 +236,7 @@ def parse_fault(text: str) -> Fault:
     """Return the fault that ``text`` describes, words separated by spaces or commas.
 
     The kind comes first.  ``step`` is required, and a ``worker`` or a ``host``.  Raises
-    ``FaultSyntaxError``.
+    ``WrongText``.
     """
     word, *pairs = _words(text)
     kind = _member(FaultKind, word, text)
@@ -295,6 +295,6 @@ def _member(choices: type[_Choice], word: str, text: str) -> _Choice:
         raise _refusal(text, f"the {noun} '{word}' is not one of {allowed}") from None
 
 
-def _refusal(text: str, reason: str) -> FaultSyntaxError:
+def _refusal(text: str, reason: str) -> WrongText:
     example = _RANDOM_EXAMPLE if _words(text)[0] == _RANDOM else _EXAMPLE
-    return FaultSyntaxError(f"cannot read the fault '{text}': {reason} (example: {example})")
+    return WrongText(f"cannot read the fault '{text}': {reason} (example: {example})")

@@ -7,14 +7,14 @@ other: ``LaunchOverdue``.  The table of `recovery.job` says what follows.
 
 | situation | begins | bound |
 |---|---|---|
-| warming | with the launch, while the pool imports | ``warm_s`` |
-| joining | when the pool is warm, until every worker has initialised MPI | ``join_s`` |
+| warming | with the launch, while the pool imports | 900 s |
+| joining | when the pool is warm, until every worker has initialised MPI | 180 s |
 | stopping | when the workers were asked to stop | ``grace_s``, if the user gave one |
-| leaving | when a worker has stopped to make room for a launch of all | ``leave_s`` |
-| ending | when the launch was killed | ``end_s`` |
+| leaving | when a worker has stopped to make room for a launch of all | 120 s |
+| ending | when the launch was killed | 120 s |
 
 A clock that is seldom looked at is late, never early: a head that was stopped itself
-adds at most ``longest_look_s`` to a situation at each look, however long it was away.
+adds at most 5 s to a situation at each look, however long it was away.
 
 Theory of a halt.  An order to stop is obeyed at the next step, by agreement.  If that does not come
 within seconds, because a script validates, sleeps or hangs, the workers are *halted*: none of them
@@ -303,33 +303,23 @@ class Situation(Enum):
     ENDING = "its processes have not ended"
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchLimits:
-    """The seconds that each situation may last; ``grace_s`` None is no bound."""
-
-    warm_s: float = 900.0
-    join_s: float = 180.0
-    end_s: float = 120.0
-    leave_s: float = 120.0
-    grace_s: float | None = None
-
-    def of(self, situation: Situation) -> float | None:
-        """Return the bound of ``situation``, None if it has none."""
-        return {
-            Situation.WARMING: self.warm_s,
-            Situation.JOINING: self.join_s,
-            Situation.STOPPING: self.grace_s,
-            Situation.LEAVING: self.leave_s,
-            Situation.ENDING: self.end_s,
-        }.get(situation)
+_LIMITS_S = {
+    Situation.WARMING: 900.0,
+    Situation.JOINING: 180.0,
+    Situation.LEAVING: 120.0,
+    Situation.ENDING: 120.0,
+}
+_LONGEST_LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchClock:
-    """The time that the newest launch has spent in its situation; each look makes a new clock."""
+    """The time that the newest launch has spent in its situation; each look makes a new clock.
 
-    limits: LaunchLimits
-    longest_look_s: float = 5.0
+    ``grace_s`` is how long it may take to stop; None is no bound.
+    """
+
+    grace_s: float | None
     launch: tuple[WorkerId, ...] = ()
     """The workers of the launch: no two launches share one."""
     situation: Situation = Situation.RUNNING
@@ -342,13 +332,14 @@ class LaunchClock:
         """Return the clock after a look at the ``launch`` of these workers at ``now``."""
         if (launch, situation) != (self.launch, self.situation):
             return replace(self, launch=launch, situation=situation, spent_s=0.0, looked_at=now)
-        passed_s = counted_s(self.looked_at, now, self.longest_look_s)
+        passed_s = counted_s(self.looked_at, now, _LONGEST_LOOK_S)
         return replace(self, spent_s=self.spent_s + passed_s, looked_at=now)
 
     @property
     def overdue(self) -> LaunchOverdue | None:
         """The event that the bound has passed, None if it has not."""
-        limit_s = self.limits.of(self.situation)
+        is_stopping = self.situation is Situation.STOPPING
+        limit_s = self.grace_s if is_stopping else _LIMITS_S.get(self.situation)
         if limit_s is None or self.spent_s <= limit_s:
             return None
         return LaunchOverdue(f"after {self.spent_s:.0f} s {self.situation.value}")

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
-from holdfast.recovery.errors import ScheduleSyntaxError
+from holdfast.recovery.errors import WrongText
 
 LARGEST_SHARE = 0.035
 """The largest share of the time that saving may take under ``auto``."""
@@ -139,12 +139,12 @@ def parse_schedule(value: object) -> Schedule:
     """Return the schedule for an int (steps) or a text such as ``10min`` or ``auto``.
 
     Raises:
-        ScheduleSyntaxError: the value is no schedule; the message lists the valid forms.
+        WrongText: the value is no schedule; the message lists the valid forms.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return _every_steps(value)
     if not isinstance(value, str):
-        raise ScheduleSyntaxError(f"{value!r} is not a valid time to save: {_HELP}")
+        raise WrongText(f"{value!r} is not a valid time to save: {_HELP}")
     text = value.strip().lower()
     if text == "auto":
         return Auto()
@@ -157,16 +157,16 @@ def parse_schedule(value: object) -> Schedule:
 
 def _every_steps(steps: int) -> EverySteps:
     if steps < 1:
-        raise ScheduleSyntaxError(f"steps between checkpoints must be at least 1, got {steps}")
+        raise WrongText(f"steps between checkpoints must be at least 1, got {steps}")
     return EverySteps(steps)
 
 
 def _every_seconds(text: str, value: str) -> EverySeconds:
     seconds = seconds_of(text)
     if seconds is None:
-        raise ScheduleSyntaxError(f"{value!r} is not a valid time to save: {_HELP}")
+        raise WrongText(f"{value!r} is not a valid time to save: {_HELP}")
     if not 0 < seconds < math.inf:
-        raise ScheduleSyntaxError(f"the time between checkpoints must be positive, got {value!r}")
+        raise WrongText(f"the time between checkpoints must be positive, got {value!r}")
     return EverySeconds(seconds)
 
 

@@ -294,24 +294,11 @@ def decide(effects: Sequence[Effects]) -> Decision:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class DigestComparison:
-    """The outcome of a comparison of digests; every worker comes to the same one."""
+def compare_digests(digests: Sequence[bytes]) -> tuple[int, ...]:
+    """Return the ranks that differ from the majority of ``digests``, given in rank order.
 
-    minority: tuple[int, ...]
-    """Ranks whose digest is not that of the majority; all ranks if there is no majority."""
-    has_majority: bool
-
-    @property
-    def is_unanimous(self) -> bool:
-        """Whether all digests are equal."""
-        return not self.minority
-
-
-def compare_digests(digests: Sequence[bytes]) -> DigestComparison:
-    """Return the ranks that differ from the majority of ``digests``, given in rank order."""
+    All ranks are returned if there is no majority.  Every worker comes to the same ones.
+    """
     digest, count = Counter(digests).most_common(1)[0]
-    if 2 * count <= len(digests) and len(digests) > 1:
-        return DigestComparison(tuple(range(len(digests))), has_majority=False)
-    odd = (rank for rank, found in enumerate(digests) if found != digest)
-    return DigestComparison(tuple(odd), has_majority=True)
+    has_majority = 2 * count > len(digests)
+    return tuple(n for n, found in enumerate(digests) if found != digest or not has_majority)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from holdfast.recovery.event import (
     LOST_WITH_ITS_HOST,
@@ -54,7 +54,8 @@ from holdfast.runtime.run.progress import brief, count
 from holdfast.runtime.worker.stacks import users_trace
 
 if TYPE_CHECKING:
-    from holdfast.runtime.run.journal import Recorder
+    from holdfast.runtime.head.run_link import RunLink
+    from holdfast.runtime.run.journal import Journal
 
 _COUNTED = 1000
 """So many newest deaths are counted."""
@@ -70,7 +71,7 @@ class Teller:
     """Says sentences to the user of a job, and keeps what it tells in the journal."""
 
     def __init__(
-        self, journal: Recorder, say: Callable[[str], None], *, is_quiet: bool = False
+        self, journal: Journal | RunLink, say: Callable[[str], None], *, is_quiet: bool = False
     ) -> None:
         self._journal = journal
         self.say = say
@@ -93,7 +94,7 @@ class JobConsole(Teller):
     def __init__(
         self,
         job: Job,
-        journal: Recorder,
+        journal: RunLink,
         write: Callable[[bytes], None],
         progress: ProgressLog,
     ) -> None:
@@ -102,7 +103,8 @@ class JobConsole(Teller):
         self._write = write
         self._progress = progress
         self._is_verbose = options.verbose
-        self._unsaid: list[_Unsaid] = []
+        self._unsaid: list[WorkerExited] = []
+        """Deaths by an exception, until it is known whether others go on."""
         self._traces: set[str] = set()
         """The exceptions that were shown, with their first lines at least."""
         self._failed: set[int] = set()
@@ -227,8 +229,8 @@ class JobConsole(Teller):
 
         If one error ended the whole job, its workers' deaths get no lines of their own.
         """
-        is_their_own = any(end.reason in each.line for each in self._unsaid)
-        is_everyones = all(end.reason in each.line for each in self._unsaid)
+        are_their_own = [end.reason in sentence_of(each) for each in self._unsaid]
+        is_their_own, is_everyones = any(are_their_own), all(are_their_own)
         if not is_everyones:
             self._say_unsaid(is_traced=not end.traceback)
         if end.traceback:
@@ -270,7 +272,7 @@ class JobConsole(Teller):
         if not end.collateral:
             self._causes.append((end.host, end.cause))
         if end.worker in self._failed:
-            self._unsaid.append(_Unsaid(sentence_of(end), end.traceback))
+            self._unsaid.append(end)
         elif end.limit != LOST_WITH_ITS_HOST:  # one line tells of all its workers
             self.say(sentence_of(end))
         self._journal.record(end)
@@ -300,19 +302,12 @@ class JobConsole(Teller):
 
     def _say_unsaid(self, *, is_traced: bool = True) -> None:
         for each in self._unsaid:
-            self.say(each.line)
+            self.say(sentence_of(each))
             trace = users_trace(each.traceback) if is_traced else ""
             if trace and trace not in self._traces:  # workers may die of the same, one by one
                 self._traces.add(trace)
                 self._write(_first_lines(trace).encode(errors="replace"))
         self._unsaid.clear()
-
-
-class _Unsaid(NamedTuple):
-    """A death by an exception, which is told once it is known whether others go on."""
-
-    line: str
-    traceback: str
 
 
 class Comebacks:

@@ -39,7 +39,7 @@ from holdfast.recovery.event import (
 )
 from holdfast.recovery.fault import Moment, RandomFaults, faults_of_launch, parse_faults
 from holdfast.recovery.job import DECIDED, JobMachine, JobState, RestartBudget
-from holdfast.recovery.launch import LaunchClock, LaunchLimits, Situation
+from holdfast.recovery.launch import LaunchClock, Situation
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.console import JobConsole
@@ -101,7 +101,7 @@ class Decider:
         self._place = place
         self._machine = JobMachine(job.terms)
         options = job.config.options
-        self._clock = LaunchClock(LaunchLimits(grace_s=options.grace_s))
+        self._clock = LaunchClock(options.grace_s)
         self._history = RunHistory(job.config.history, time.monotonic())
         self._struck = set(job.struck)
         self._is_warm = False
@@ -186,10 +186,10 @@ class Decider:
         if overdue is not None:
             self._handle(overdue)
 
-    def lose_directory(self, exit_code: ExitCode, reason: str) -> None:
+    def lose_directory(self, lost: RunDirectoryLost) -> None:
         """End the job, whose run directory is gone or another job's."""
         if not self._has_failed:  # else it ends with its launch
-            self._handle(RunDirectoryLost(exit_code, reason))
+            self._handle(lost)
 
     def failed(self, error: Exception) -> None:
         """Decide nothing any more: the workers go on, and the job ends with their launch."""

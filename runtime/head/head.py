@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from holdfast.recovery.event import HostLost, LaunchEnded
+from holdfast.recovery.event import HostLost, LaunchEnded, RunDirectoryLost
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.head.console import JobConsole
 from holdfast.runtime.head.decider import Decider
@@ -55,12 +55,13 @@ from holdfast.runtime.head.visits import (
     StopOrdered,
 )
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
-from holdfast.runtime.host.host_messages import Logged, News, Traced
+from holdfast.runtime.host.host_messages import News
 from holdfast.runtime.run.entries import Entry
 from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.journal import Records
 from holdfast.runtime.run.lease import Lease
-from holdfast.runtime.saving.run_files import RunLost, RunWarning
+from holdfast.runtime.run.trace import TracePiece
+from holdfast.runtime.run.worker_logs import LogText
 from holdfast.runtime.system.channel import FDS, Channel, Message, MessageKinds, to_message
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.processes import (
@@ -286,7 +287,7 @@ class Head:
         job = job if after is None else job.after(after)
         lease = -1 if self._lease is None else self._lease.fileno()
         run = RunLink(self._reactor, job, lease, () if after is not None else job.said)
-        self._screen.copy = lambda lines: run.log(None, "", lines.decode("latin-1"))
+        self._screen.copy = lambda lines: run.log(LogText(None, "", lines.decode("latin-1")))
         imports = "TensorFlow" if "tensorflow" in job.preload else "libraries"
         quiet = job.config.options.quiet
         progress = ProgressLog(self._screen, is_quiet=quiet, imports=imports)
@@ -373,11 +374,11 @@ class Head:
                 with job.errors_told():
                     job.run.take(event)
                 return
-            case Traced():
+            case TracePiece():
                 job.run.trace(event)
                 return
-            case Logged():
-                job.run.log(event.worker, event.host, event.lines, event.lost)
+            case LogText():
+                job.run.log(event)
                 return
             case HostLost():
                 found = job.hosts.lose(event)
@@ -453,10 +454,10 @@ class _RunningJob:
         self.console.follow(entry)
         self.saves.follow(entry)
 
-    def on_directory(self, told: RunWarning | RunLost) -> None:
+    def on_directory(self, told: Warned | RunDirectoryLost) -> None:
         """Show a sentence about the run directory, or end the job without it."""
         with self.errors_told():
-            if isinstance(told, RunLost):
-                self.decider.lose_directory(ExitCode(told.exit_code), told.reason)
+            if isinstance(told, RunDirectoryLost):
+                self.decider.lose_directory(told)
             else:
-                self.console.tell(Warned(told.text))
+                self.console.tell(told)

@@ -14,23 +14,22 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.recovery.event import Event
+from holdfast.recovery.event import Event, RunDirectoryLost
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.head.job import Job
-from holdfast.runtime.host.host_messages import Traced
 from holdfast.runtime.run.entries import Entry, entries_of
+from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.journal import RecordedEvent, Records, line_of
 from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.run.trace import TracePiece
+from holdfast.runtime.run.worker_logs import LogText
 from holdfast.runtime.saving.run_files import (
     CheckDirectory,
     JobOver,
     JobSeen,
     JournalLines,
-    LogText,
     OfRunFiles,
     OpenRun,
-    RunLost,
-    RunWarning,
     ToRunFiles,
     Written,
 )
@@ -54,7 +53,7 @@ class RunLink:
         self._reactor = reactor
         self._said = said
         self._saw: Callable[[Entry[Any]], None] = lambda entry: None
-        self._tell: Callable[[RunWarning | RunLost], None] = lambda told: None
+        self._tell: Callable[[Warned | RunDirectoryLost], None] = lambda told: None
         self._run_id = job.config.record.run_id
         config = job.config
         self._opening = OpenRun(config.options.run_dir, config.record, config.options.metrics_file)
@@ -69,7 +68,7 @@ class RunLink:
         """How many lines were written, or told as lost."""
         self._ahead: Counter[str] = Counter()
         """How much of each kind the present writer was sent, and has not taken."""
-        self._unlogged: Counter[tuple[int | None, str]] = Counter()
+        self._unlogged: Counter[tuple[WorkerId | None, str]] = Counter()
         """The lines that were lost on the way, by worker and host, and are not told of yet."""
 
     @property
@@ -83,7 +82,7 @@ class RunLink:
         return self._channel is not None
 
     def serve(
-        self, saw: Callable[[Entry[Any]], None], tell: Callable[[RunWarning | RunLost], None]
+        self, saw: Callable[[Entry[Any]], None], tell: Callable[[Warned | RunDirectoryLost], None]
     ) -> None:
         """Let ``saw`` have the records of all processes, and ``tell`` what the writer says."""
         self._saw, self._tell = saw, tell
@@ -97,7 +96,7 @@ class RunLink:
         channel.post(to_message(self._opening), (self._lease,))
         said, self._said = self._said, ()
         if said:
-            self.log(None, "", "".join(f"holdfast: {text}\n" for text in said))
+            self.log(LogText(None, "", "".join(f"holdfast: {text}\n" for text in said)))
         lost = max(0, self._first - self._counted)
         self._counted += lost
         self._send(JournalLines(tuple(self._waiting), lost, is_again=True))
@@ -116,23 +115,22 @@ class RunLink:
         self._send(JournalLines(lines))
         self._forget_before(self._first + len(self._waiting) - _MOST_WAITING)
 
-    def trace(self, traced: Traced) -> None:
+    def trace(self, piece: TracePiece) -> None:
         """Write a piece of the trace, which may be lost; its clock becomes that of the journal."""
-        fields = dataclasses.asdict(traced)
-        offset_s = fields.pop("ahead_s") + time.time() - time.monotonic()
-        self._offer(TracePiece(**fields, offset_s=offset_s))
+        offset_s = piece.offset_s + time.time() - time.monotonic()
+        self._offer(dataclasses.replace(piece, offset_s=offset_s))
 
     def look(self, seen: LaunchReport) -> None:
         """Show what is seen of the workers, unless the writer is behind."""
         self._offer(JobSeen(time.time(), seen))
 
-    def log(self, worker: int | None, host: str, lines: str, lost: int = 0) -> None:
-        """Write lines of a worker, or of holdfast itself, after which so many are missing."""
-        key = worker, host
+    def log(self, text: LogText) -> None:
+        """Write lines of a worker, or of holdfast itself."""
+        key = text.worker, text.host
         if (before := self._unlogged[key]) and self._offer(LogText(*key, "", before), size=0):
             del self._unlogged[key]
-        if not self._offer(LogText(*key, lines, lost), size=len(lines)):
-            self._unlogged[key] += lines.count("\n") + lost
+        if not self._offer(text, size=len(text.lines)):
+            self._unlogged[key] += text.lines.count("\n") + text.lost
 
     def check(self) -> None:
         """Have the writer find out whether the run directory is still the job's own."""
@@ -177,7 +175,7 @@ class RunLink:
                 self._forget_before(self._counted)
             case Written(what, size):
                 self._ahead[what] -= size
-            case RunWarning() | RunLost():
+            case Warned() | RunDirectoryLost():
                 self._tell(message)
 
     def _forget_before(self, number: int) -> None:

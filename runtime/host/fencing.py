@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from holdfast.recovery.detector import ChangeDetector, Stall, StallDetector, Turn, WorkerPace
+from holdfast.recovery.detector import ChangeDetector, Stall, StallDetector, WorkerPace
 from holdfast.recovery.event import Event
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import Found, HostLink, Inquire
@@ -95,7 +95,7 @@ class Fencing:
         """How long all have waited in one of these ways."""
         self._laggards: StallDetector | None = None
         self._known = StallDetector()
-        self._told: Collection[tuple[WorkerId, Turn]] = ()
+        self._told: Collection[tuple[WorkerId, int]] = ()
         self._standing: ChangeDetector[str] = ChangeDetector(_TOLD_FROM_S)
         """How long no worker has begun another piece of work, for people who ask."""
         self._standing_workers: tuple[WorkerId, ...] = ()
@@ -304,7 +304,7 @@ class Fencing:
 def _pace_of(hosted: HostedWorker) -> WorkerPace:
     """Return how far a worker has come."""
     page = hosted.page
-    return WorkerPace(Turn(*page.turn), page.step, page.commits, page.phase in _PHASES_OF_THE_LOOP)
+    return WorkerPace(*page.turn, page.step, page.commits, page.phase in _PHASES_OF_THE_LOOP)
 
 
 _OF_PAIRS = ("joining", "standstill")

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from holdfast.recovery.detector import ScriptsDiverged, ScriptView, find_diverged
+from holdfast.recovery.detector import ScriptView, find_diverged
 from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.event import WorkerFailed, WorkerStopped
 from holdfast.recovery.launch import Halted, HaltPlan, Held, plan_halt
@@ -184,7 +184,7 @@ def look_at_ends(
     living = [one for one in hosted if not one.is_condemned]
     apart = find_diverged(ScriptView(one.worker, one.trainings, one.is_at_end) for one in living)
     if apart is not None:
-        _end(apart, living, workers, tell_report)
+        _end(*apart, living, workers, tell_report)
         return False
     if not all(one.is_at_end for one in living):
         return False
@@ -194,18 +194,19 @@ def look_at_ends(
 
 
 def _end(
-    apart: ScriptsDiverged,
+    script: ScriptView,
+    why: str,
     living: Sequence[HostedWorker],
     workers: Sequence[WorkerId],
     tell_report: Tell,
 ) -> None:
     """Tell why the launch ends, and kill its workers, which wait for each other."""
-    ended = next(one for one in living if one.worker == apart.ended.worker)
+    ended = next(one for one in living if one.worker == script.worker)
     is_stopping = any(RequestFlag.STOP in one.page.requests for one in living)
-    if is_stopping and apart.ended.begun:
+    if is_stopping and script.begun:
         tell_report(WorkerStopped(ended.worker, ended.page.step))
     else:
         for worker in workers:
-            tell_report(WorkerFailed(worker, _KIND, apart.message, "", ExitCode.PROGRAM_FAILED))
+            tell_report(WorkerFailed(worker, _KIND, why, "", ExitCode.PROGRAM_FAILED))
     for one in living:
         one.kill(_WHY)

@@ -32,6 +32,7 @@ from holdfast.runtime.host.worker_process import SilenceWatch, WorkerProcess
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.journal import Records
+from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.saving.save_messages import (
     AskMemory,
@@ -373,21 +374,24 @@ class Host:
         words, lost = process.ring.drain()
         if words or is_last:
             self._tell(
-                messages.Traced(
-                    process.generation,
+                TracePiece(
+                    "",
                     process.worker,
+                    process.generation,
                     process.page.step + 1,
                     base64.b64encode(words).decode(),
                     lost,
                     time.monotonic(),
+                    offset_s=0.0,
                 )
             )
 
     def _tell_log(self, worker: WorkerId | None = None) -> None:
         """Hand on what workers have printed for their log files."""
         names = {} if self._config is None else self._config.host_of
-        for logged in self._output.logged.take(worker):
-            self._tell(dataclasses.replace(logged, host=names.get(logged.worker, "")))
+        for text in self._output.logged.take(worker):
+            host = "" if text.worker is None else names.get(text.worker, "")
+            self._tell(dataclasses.replace(text, host=host))
 
     def _bury(self, process: WorkerProcess, end: WorkerExited) -> None:
         """Forget a worker, and tell its end."""

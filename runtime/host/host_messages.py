@@ -32,6 +32,8 @@ from holdfast.runtime.host.launchers import ON_ONE_HOST, LaunchTerms
 from holdfast.runtime.host.pool_process import Forked, LetBegin
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Records
+from holdfast.runtime.run.trace import TracePiece
+from holdfast.runtime.run.worker_logs import LogText
 from holdfast.runtime.saving.save_messages import SaveAnswered, Settle, Settled
 from holdfast.runtime.system.network import Meeting
 from holdfast.runtime.system.worker_status import OwnReport, WorkerStatus
@@ -226,17 +228,6 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
-    """Lines of a worker for its log file, after which so many are missing."""
-
-    worker: WorkerId
-    host: str
-    lines: str
-    """Any bytes, in latin-1."""
-    lost: int
-
-
-@dataclass(frozen=True, slots=True)
 class Met:
     """Where the host listens, or why it does not reach each of those that it came to, "" if so."""
 
@@ -256,25 +247,6 @@ class Described:
     """For how long its counter has stood still, None if it is not watched."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """What a worker's ring has kept for the trace since the last time."""
-
-    generation: int
-    worker: WorkerId
-    step: int
-    """A step that the worker had come to by then."""
-    words: str
-    """Those of the ring, in base 64."""
-    lost: int
-    """How many the ring has lost before them."""
-    clock_s: float
-    """The host's monotonic clock by then."""
-    host: str = ""
-    ahead_s: float = 0.0
-    """How far the head's clock is ahead of the host's; the head's end of the link knows."""
-
-
 Up = (
     Event
     | OwnReport
@@ -286,8 +258,8 @@ Up = (
     | Settled
     | Met
     | Described
-    | Traced
-    | Logged
+    | TracePiece
+    | LogText
     | Records
 )
 """What the launch part is told.
@@ -295,7 +267,7 @@ Up = (
 Who gets ``WorkerExited`` closes the worker's status: it is the last word about it.
 """
 
-News = Event | Traced | Logged | Records
+News = Event | TracePiece | LogText | Records
 """What the head is told."""
 
 

@@ -58,6 +58,8 @@ from holdfast.runtime.run.events import (
 )
 from holdfast.runtime.run.journal import Records
 from holdfast.runtime.run.progress import LaunchReport
+from holdfast.runtime.run.trace import TracePiece
+from holdfast.runtime.run.worker_logs import LogText
 from holdfast.runtime.saving.save_messages import SaveAnswered, Settle, Settled
 from holdfast.runtime.saving.writer_link import FailedSaves
 from holdfast.runtime.system.reactor import Reactor
@@ -394,7 +396,7 @@ class HostedLaunch:
                 self._on_save_answered(answer)
             case Settled(step):
                 self._on_settled(host, step)
-            case messages.Logged() | Records() | WorkerFenced() | Suspected():
+            case LogText() | Records() | WorkerFenced() | Suspected():
                 self._tell(message)
             case WorldFormed():
                 self._lead(message)
@@ -411,7 +413,7 @@ class HostedLaunch:
         if hosted is None:
             return
         match message:
-            case messages.Traced():
+            case TracePiece():
                 self._tell(dataclasses.replace(message, host=hosted.host_name))
             case Forked(_, _, pid):
                 hosted.pid = pid

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.host_messages import Logged
+from holdfast.runtime.run.worker_logs import LogText
 from holdfast.runtime.system.line_sink import LineSink
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
@@ -428,7 +428,7 @@ class LogLines:
             room.lines += lines[:end]
             room.lost += lines.count(b"\n", end)
 
-    def take(self, worker: int | None = None) -> list[Logged]:
+    def take(self, worker: int | None = None) -> list[LogText]:
         """Return what waits, of one worker or an equal part of each; nothing while it is held."""
         if self.is_held():
             return []
@@ -437,14 +437,14 @@ class LogLines:
             share = self._taken_bytes // max(1, len(workers))
             return [piece for each in workers for piece in self._taken(each, share)]
 
-    def _taken(self, worker: int, share: int) -> Iterator[Logged]:
+    def _taken(self, worker: int, share: int) -> Iterator[LogText]:
         room, taken = self._rooms[worker], 0
         while room.lines and taken <= share:
             end = room.lines.rfind(b"\n", 0, _PIECE_BYTES) + 1
             lines = room.lines[:end].decode("latin-1")
             del room.lines[:end]
             taken += end
-            yield Logged(WorkerId(worker), "", lines, 0 if room.lines else room.lost)
+            yield LogText(WorkerId(worker), "", lines, 0 if room.lines else room.lost)
         if not room.lines:
             del self._rooms[worker]
 

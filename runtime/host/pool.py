@@ -41,11 +41,10 @@ from holdfast.runtime.host.pool_process import (
     ForkFailed,
     ForkWorker,
     ImportBegun,
-    ImportFailed,
     LetBegin,
     PoolSettings,
-    PoolWarm,
 )
+from holdfast.runtime.run.events import PoolWarmed, PreloadFailed
 from holdfast.runtime.system.channel import FDS, Channel, MessageKinds, to_message
 from holdfast.runtime.system.own_process import (
     allow_files,
@@ -86,7 +85,7 @@ def main(agent_pid: int, control_fd: int) -> None:
     # any garbage, and to look for it takes a quarter of a second.
     gc.freeze()
     gc.enable()
-    agent.send(to_message(PoolWarm()))
+    agent.send(to_message(PoolWarmed()))
     while (line := agent.receive()) is not None:
         # all workers requested by now are forked together, by one middle process
         births = [
@@ -143,7 +142,7 @@ def _preload(module: str, agent: Channel, watch: _ThreadWatch) -> bool:
     try:
         imported = importlib.import_module(module)
     except ImportError as error:
-        agent.send(to_message(ImportFailed(module, f"{type(error).__name__}: {error}")))
+        agent.send(to_message(PreloadFailed(module, f"{type(error).__name__}: {error}")))
         return True
     if module == "mpi4py":
         imported.rc.initialize = False
@@ -153,7 +152,7 @@ def _preload(module: str, agent: Channel, watch: _ThreadWatch) -> bool:
         return True
     keeper = watch.keeper()
     reason = f"the import of {keeper} leaves {thread_count()} threads running"
-    agent.send(to_message(ImportFailed(module, reason, keeper)))
+    agent.send(to_message(PreloadFailed(module, reason, keeper)))
     return False
 
 

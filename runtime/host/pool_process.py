@@ -88,20 +88,6 @@ class ImportBegun:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportFailed:
-    """A module cannot be imported, or leaves threads that the package ``keeper`` has begun."""
-
-    module: str
-    message: str
-    keeper: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PoolWarm:
-    """The pool has imported everything."""
-
-
-@dataclass(frozen=True, slots=True)
 class Forked:
     """A worker has its process, a child of the agent."""
 
@@ -119,7 +105,7 @@ class ForkFailed:
     message: str
 
 
-_Answer: TypeAlias = ImportBegun | ImportFailed | PoolWarm | Forked | ForkFailed
+_Answer: TypeAlias = ImportBegun | PreloadFailed | PoolWarmed | Forked | ForkFailed
 _ANSWERS: MessageKinds[_Answer] = MessageKinds(_Answer)
 
 
@@ -289,14 +275,14 @@ class WarmPool:
         match answer := _ANSWERS.decode(line):
             case ImportBegun(module):
                 self._importing = module
-            case ImportFailed():
+            case PreloadFailed():
                 self._leave_out(answer)
-            case PoolWarm():
+            case PoolWarmed():
                 self.is_warm = True
                 self._importing = None
                 if not self._pending:
                     self._deaths_in_vain = 0
-                self._tell(PoolWarmed())
+                self._tell(answer)
             case Forked() | ForkFailed():
                 if isinstance(answer, Forked):
                     self._deaths_in_vain = 0
@@ -315,7 +301,7 @@ class WarmPool:
         how, self._why_killed = self._why_killed or status, None
         if self._importing is not None:
             reason = f"the pool ended with {how} while importing it"
-            self._leave_out(ImportFailed(self._importing, reason))
+            self._leave_out(PreloadFailed(self._importing, reason))
         self.is_warm = False
         if self._count_death(how):
             self._tell(PoolRestarted(how))
@@ -330,12 +316,12 @@ class WarmPool:
         self._tell(PoolLost(lost))
         return False
 
-    def _leave_out(self, failed: ImportFailed) -> None:
+    def _leave_out(self, failed: PreloadFailed) -> None:
         self._importing = None
         if failed.module in self._settings.preload:
             others = tuple(name for name in self._settings.preload if name != failed.module)
             self._settings = replace(self._settings, preload=others)
-            self._tell(PreloadFailed(failed.module, failed.message, failed.keeper))
+            self._tell(failed)
 
     def _stop_watching(self) -> None:
         if self._channel.fileno() < 0:

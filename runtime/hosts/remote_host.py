@@ -38,11 +38,12 @@ from holdfast.recovery.detector import HostPings
 from holdfast.recovery.event import WorkerExited
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.host.host_messages import Down, HostLink, MakeWorkers, Traced, Up
+from holdfast.runtime.host.host_messages import Down, HostLink, MakeWorkers, Up
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.hosts import wire
 from holdfast.runtime.hosts.wire import Question
 from holdfast.runtime.run.progress import StepReport
+from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.system import become
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message, to_message
 from holdfast.runtime.system.own_process import by_env, has_ended
@@ -402,8 +403,8 @@ class RemoteHost:
     def _hear(self, found: Up) -> None:
         if isinstance(found, WorkerExited):
             self._mirrors.pop((found.generation or 0, found.worker), None)
-        if isinstance(found, Traced):
-            found = dataclasses.replace(found, ahead_s=self._ahead_s)
+        if isinstance(found, TracePiece):
+            found = dataclasses.replace(found, offset_s=self._ahead_s)
         self._on_message(self, found)
 
     def _ping(self) -> None:

@@ -23,10 +23,11 @@ from typing import Any, TypeVar
 
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import JobError
-from holdfast.runtime.host.host_messages import Down, Logged, Up
+from holdfast.runtime.host.host_messages import Down, Up
 from holdfast.runtime.host.launchers import identify
 from holdfast.runtime.run.numerics import Numerics, cpu_fields, cpu_flags
 from holdfast.runtime.run.program import Program
+from holdfast.runtime.run.worker_logs import LogText
 from holdfast.runtime.system.channel import MessageKinds
 from holdfast.runtime.system.devices import Devices, find_devices
 from holdfast.runtime.system.network import (
@@ -203,7 +204,7 @@ FROM_HOST: MessageKinds[FromHost] = MessageKinds(FromHost)
 def taken_bytes(message: FromHost) -> int:
     """Return how much output of workers a message carries, for a stream or for log files."""
     match message:
-        case Output(lines=lines) | Logged(lines=lines):
+        case Output(lines=lines) | LogText(lines=lines):
             return len(lines)
     return 0
 

@@ -28,7 +28,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from holdfast.recovery.errors import RecoveryError
 from holdfast.recovery.placement import HostSlots
 from holdfast.recovery.schedule import seconds_of
 from holdfast.runtime.errors import UsageError
@@ -88,7 +87,7 @@ class Option:
         read: makes the field's value of a text or of a value of TOML.
         metavar: what stands for the value in the help; none for a switch.
         default_text: the default in words, where the field's own says nothing.
-        check: raises ``ValueError`` or ``RecoveryError`` for a value that makes no sense.
+        check: raises ``ValueError`` for a value that makes no sense.
         commands: the commands that have the flag.
         off_flag: the flag that switches it off.
         is_repeated: whether the flag may be given several times.
@@ -137,7 +136,7 @@ class Option:
         try:
             if self.check is not None and value is not None:
                 self.check(value)
-        except (ValueError, RecoveryError) as error:
+        except ValueError as error:
             reason = str(error)
             link = " " if reason.startswith("must") else ": "
             raise UsageError(f"{label or self.label}{link}{reason}") from error

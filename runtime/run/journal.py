@@ -39,7 +39,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from holdfast.checkpoint.names import (
     LARGEST_MANIFEST_BYTES,
@@ -70,20 +70,6 @@ TAIL_BYTES = 1 << 20
 _CLOSED = -1
 _ENDS_WITHIN_S = 5.0
 _LOG = logging.getLogger(__name__)
-
-
-class Recorder(Protocol):
-    """Takes events for a journal."""
-
-    def record(self, event: Event) -> None:
-        """Take an event that happens now."""
-
-
-class ProcessJournal(Recorder, Protocol):
-    """Takes all events of one process for the journal of its job."""
-
-    def record_all(self, events: Iterable[tuple[Event, float]]) -> None:
-        """Take several events, each with its moment in seconds of the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +128,7 @@ class SentRecords:
         self._send(to_message(Records((RecordedEvent.of(event),))))
 
     def record_all(self, events: Iterable[tuple[Event, float]]) -> None:
-        """Send several events, each with its moment, in one message."""
+        """Send several events, each with its monotonic moment in seconds, in one message."""
         now = time.monotonic()
         sent = tuple(RecordedEvent.of(event, now - moment) for event, moment in events)
         self._send(to_message(Records(sent)))

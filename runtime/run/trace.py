@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.checkpoint_events import Checkpoint, CheckpointFailed
 from holdfast.runtime.run.entries import Entry
@@ -52,11 +53,12 @@ class TracePiece:
         host: the name of its host, empty if the job has one.
         step: one that it had come to when the words were read, at ``clock_s`` of its host.
         lost: how many words the ring has lost before these.
-        offset_s: how far the time since 1970 is ahead of that clock.
+        offset_s: how far the time since 1970 is ahead of that clock; until the head has the piece,
+            how far its own clock is.
     """
 
     host: str
-    worker: int
+    worker: WorkerId
     generation: int
     step: int
     words: str

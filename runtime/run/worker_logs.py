@@ -15,8 +15,10 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.files import open_to_read
 from holdfast.runtime.run.journal import AppendedFile
@@ -30,6 +32,16 @@ _NAME = re.compile(r"worker-(\d+)\.log(?:\.1)?")
 _MOST_FILES = 1000
 """Each relaunch has new workers."""
 _MOST_OPEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LogText:
+    """Lines of a worker, or of holdfast itself, as Latin-1; after them so many are lost."""
+
+    worker: WorkerId | None
+    host: str
+    lines: str
+    lost: int = 0
 
 
 class _LogFile(AppendedFile):
@@ -63,15 +75,15 @@ class WorkerLogs:
         self._files: dict[str, _LogFile] = {}
         self._has_warned = False
 
-    def write(self, worker: int | None, host: str, lines: bytes, lost: int) -> None:
-        """Append whole lines of a worker, after which so many are missing; None is holdfast."""
+    def write(self, text: LogText) -> None:
+        """Append whole lines."""
+        worker, host, lines = text.worker, text.host, text.lines.encode("latin-1")
         if worker is None:
-            self._append(_ALL, lines, lost)
+            self._append(_ALL, lines, text.lost)
             return
-        name = f"worker-{worker}"
         prefix = f"[w{worker} {host}] " if host else f"[w{worker}] "
-        self._append(name, lines, lost)
-        self._append(_ALL, re.sub(rb"(?m)^(?=.|\n)", prefix.encode(), lines), lost)
+        self._append(f"worker-{worker}", lines, text.lost)
+        self._append(_ALL, re.sub(rb"(?m)^(?=.|\n)", prefix.encode(), lines), text.lost)
 
     def close(self) -> None:
         """Close all files."""

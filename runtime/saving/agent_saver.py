@@ -43,16 +43,6 @@ class SnapshotNotWritten(CheckpointError):
     """The host's writer has failed; the journal holds its reason."""
 
 
-class MemoryInUse(CheckpointError):
-    """The memory for a save is still read for an earlier one, and must not change."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            f"its memory is still being written to the disk after {FREE_WITHIN_S:.0f} s, for an "
-            "earlier save; look at the disk of the run directory"
-        )
-
-
 class PendingSave:
     """One worker's part of a save, after its copy.
 
@@ -181,13 +171,16 @@ class AgentSaver:
         """Wait until no process reads the save any more that is in this buffer.
 
         Every complete save is answered, and an incomplete one when a later one or another world
-        begins.  Raises ``MemoryInUse`` if that takes too long.
+        begins.  Raises ``CheckpointError`` if that takes too long.
         """
         before = self._copied.get(buffer, 0)
         bound = Bound(FREE_WITHIN_S)
         while not self._context.page.is_answered(before):
             if bound.has_passed:
-                raise MemoryInUse
+                raise CheckpointError(
+                    f"its memory is still being written to the disk after {FREE_WITHIN_S:.0f} s, "
+                    "for an earlier save; look at the disk of the run directory"
+                )
             time.sleep(_LOOK_S)
 
     def _begin_without_memory(self, desk: _PreparedSave, request: SaveRequest) -> PendingSave:

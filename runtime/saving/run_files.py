@@ -24,13 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from holdfast.checkpoint.errors import CommitRefused
+from holdfast.recovery.event import RunDirectoryLost
 from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalFile, JournalReader, line_of
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.run.run_directory import DirectoryLost, Ownership, RunDirectory, RunRecord
 from holdfast.runtime.run.trace import TraceFiles, TracePiece
-from holdfast.runtime.run.worker_logs import WorkerLogs
+from holdfast.runtime.run.worker_logs import LogText, WorkerLogs
 from holdfast.runtime.system.channel import FDS, Channel, MessageKinds, to_message
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
@@ -63,16 +65,6 @@ class JournalLines:
 
 
 @dataclass(frozen=True, slots=True)
-class LogText:
-    """Lines of a worker, or of holdfast itself, as Latin-1; after them so many are lost."""
-
-    worker: int | None
-    host: str
-    lines: str
-    lost: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class JobSeen:
     """What is seen of the workers by now, as ``holdfast status`` has it."""
 
@@ -98,25 +90,10 @@ class Written:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunWarning:
-    """A sentence about the run directory for the user."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunLost:
-    """The run directory is gone, or another job's."""
-
-    exit_code: int
-    reason: str
-
-
 ToRunFiles: TypeAlias = (
     OpenRun | JournalLines | TracePiece | LogText | JobSeen | CheckDirectory | JobOver
 )
-OfRunFiles: TypeAlias = Written | RunWarning | RunLost
+OfRunFiles: TypeAlias = Written | Warned | RunDirectoryLost
 _MESSAGES: MessageKinds[ToRunFiles] = MessageKinds(ToRunFiles)
 
 
@@ -168,8 +145,8 @@ class RunFiles:
             case JournalLines(lines):
                 self._write(message)
                 return len(lines)
-            case LogText(worker, host, text, lost):
-                self._logs.write(worker, host, text.encode("latin-1"), lost)
+            case LogText(lines=text):
+                self._logs.write(message)
                 return len(text)
             case TracePiece():
                 self._traces.write(line_of(to_plain(message)))
@@ -237,7 +214,7 @@ class RunFiles:
             except DirectoryLost as lost:
                 if lost.exit_code == ExitCode.RUN_DIRECTORY_BUSY or bound.has_passed:
                     self._is_lost = True
-                    self._send(RunLost(lost.exit_code, str(lost)))
+                    self._send(RunDirectoryLost(lost.exit_code, str(lost)))
                 time.sleep(_LOOK_S)
                 continue
             except CommitRefused:
@@ -248,7 +225,7 @@ class RunFiles:
     def _warn(self, text: str) -> None:
         """Show a sentence, unless the job ends for the same reason."""
         if not self._tell_if_lost():
-            self._send(RunWarning(text))
+            self._send(Warned(text))
 
     def _send(self, message: OfRunFiles) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

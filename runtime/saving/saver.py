@@ -20,7 +20,7 @@ import signal
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -35,7 +35,6 @@ from holdfast.recovery.placement import savers_among
 from holdfast.recovery.step import (
     REFUSAL,
     Bit,
-    DigestComparison,
     Outcome,
     SavePhase,
     after_vote,
@@ -444,17 +443,18 @@ class MemoryCheck:
         if digest is None:
             return
         everyones = self._membership.communicator.allgather_bytes(bytes.fromhex(digest))
-        found = compare_digests(everyones)
-        if not found.is_unanimous:
-            self._settle(step, found)
+        minority = compare_digests(everyones)
+        if minority:
+            self._settle(step, minority)
 
-    def _settle(self, step: int, found: DigestComparison) -> None:
+    def _settle(self, step: int, minority: Collection[int]) -> None:
         """Act on a difference: raise, or fence this worker; never returns."""
-        workers = [self._membership.world.workers[rank] for rank in found.minority]
+        workers = [self._membership.world.workers[rank] for rank in minority]
+        has_majority = len(workers) < self._membership.world.size
         self._records.note(
-            MemoryDiffers(step=step, workers=tuple(workers), has_majority=found.has_majority)
+            MemoryDiffers(step=step, workers=tuple(workers), has_majority=has_majority)
         )
-        if not found.has_majority:
+        if not has_majority:
             # A peer whose comparison broke at the last moment must not go on alone.  It votes
             # "no" now, and sees this vote before it can see this worker's death.
             with contextlib.suppress(WorldBroken):
@@ -464,7 +464,7 @@ class MemoryCheck:
                 "which is right; the step is not saved, the job goes back to its last checkpoint"
             )
         rank = self._membership.communicator.rank
-        if rank not in found.minority:
+        if rank not in minority:
             raise WorldBroken(f"the memory of workers {workers} is wrong")
         self._context.notify(
             f"the memory of worker {self._membership.me} is wrong after step {step}: "

@@ -10,16 +10,12 @@ from __future__ import annotations
 import selectors
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message
 
-
-class HasFileno(Protocol):
-    """Something with a descriptor."""
-
-    def fileno(self) -> int:
-        """Return the descriptor."""
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from holdfast.checkpoint.retention import Best, Retention, Wanted
-from holdfast.recovery.errors import ScheduleSyntaxError
+from holdfast.recovery.errors import WrongText
 from holdfast.recovery.ledger import MAX_MICROBATCHES, MAX_SAMPLES_OF_A_SUM, Cursor
 from holdfast.recovery.order import BatchOrder, SampleOrder, chain
 from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_schedule
@@ -476,7 +476,7 @@ def _schedule_of(request: TrainingRequest, config: WorkerConfig) -> Schedule:
         return parse_schedule(asked)  # the options have checked it
     try:
         return parse_schedule(request.save_every)
-    except ScheduleSyntaxError as error:
+    except WrongText as error:
         raise ProgramError(f"save_every: {error}; change the script") from error
 
 

@@ -24,7 +24,7 @@ from holdfast.runtime.errors import Ending, JobError, UsageError, exit_code_of
 from holdfast.runtime.exchange.membership import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import FaultStruck, Notice
-from holdfast.runtime.run.journal import ProcessJournal, Recorder
+from holdfast.runtime.run.journal import Journal, SentRecords
 from holdfast.runtime.system.channel import to_message
 from holdfast.runtime.system.worker_status import OwnReport, WorkerStatus
 from holdfast.runtime.worker.halt import Halt
@@ -54,7 +54,7 @@ class WorkerContext:
 
     config: WorkerConfig
     communicator: Communicator
-    journal: ProcessJournal
+    journal: SentRecords | Journal
     page: WorkerStatus
     injector: FaultInjector
     tell_agent: Tell
@@ -205,7 +205,7 @@ class Trainings:
 trainings = Trainings()
 
 
-def injector_of(config: WorkerConfig, journal: Recorder) -> FaultInjector:
+def injector_of(config: WorkerConfig, journal: SentRecords | Journal) -> FaultInjector:
     """Return the worker's fault injector; it signs the journal before it strikes."""
     placed = (parse_fault(text).placed(config.host_of) for text in config.options.faults)
     faults = tuple(fault for fault in placed if fault is not None)

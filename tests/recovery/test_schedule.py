@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from holdfast.recovery.errors import ScheduleSyntaxError
+from holdfast.recovery.errors import WrongText
 from holdfast.recovery.schedule import (
     LARGEST_BYTES_PER_S,
     LARGEST_COURTESY,
@@ -82,7 +82,7 @@ def test_schedule_is_understood(value: object, schedule: Schedule) -> None:
     ],
 )
 def test_nonsense_is_refused_with_what_would_do(value: object, words: str) -> None:
-    with pytest.raises(ScheduleSyntaxError) as caught:
+    with pytest.raises(WrongText) as caught:
         parse_schedule(value)
     assert words in str(caught.value)
 

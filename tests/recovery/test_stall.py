@@ -13,7 +13,6 @@ from holdfast.recovery.detector import (
     LEAST_LIMIT_S,
     ScriptView,
     StallDetector,
-    Turn,
     WorkerPace,
     find_diverged,
 )
@@ -38,8 +37,7 @@ def paces(
 ) -> dict[WorkerId, WorkerPace]:
     """Return the paces of workers 0, 1 and so on, of which each is at one of ``turns``."""
     return {
-        WorkerId(n): WorkerPace(Turn(*turn), step, commits, is_training)
-        for n, turn in enumerate(turns)
+        WorkerId(n): WorkerPace(*turn, step, commits, is_training) for n, turn in enumerate(turns)
     }
 
 
@@ -110,7 +108,7 @@ def test_last_owner_of_what_its_peers_were_fenced_for_is_fenced_too() -> None:
     detector = detector.fenced(detector.stall)
 
     alone, elsewhere = (
-        after_looks(detector, 9.0, {WorkerId(1): WorkerPace(Turn(20, False), step, MEASURED)})
+        after_looks(detector, 9.0, {WorkerId(1): WorkerPace(20, False, step, MEASURED, True)})
         for step in (7, 8)
     )
     relaunched = after_looks(detector.next_launch(8.0), 9.0, paces((3, False)))
@@ -181,8 +179,8 @@ def test_only_workers_that_compute_while_another_waits_for_longer_than_the_limit
         stall = detector.stall
 
         if stall is not None and stall.is_over:
-            assert all(not views[worker].turn.waits_for_peers for worker in stall.workers)
-            assert any(pace.turn.waits_for_peers for pace in views.values())
+            assert all(not views[worker].waits_for_peers for worker in stall.workers)
+            assert any(pace.waits_for_peers for pace in views.values())
             assert now - changed_at > (timeout_s or LEAST_LIMIT_S)
 
 
@@ -209,7 +207,7 @@ def test_worker_that_may_still_come_is_waited_for(ways: list[tuple[int, bool]]) 
 
 
 @pytest.mark.parametrize(
-    ("ways", "ended", "ahead"),
+    ("ways", "behind", "ahead"),
     [
         ([(3, ENDED), (4, GOING)], 0, 1),
         ([(4, GOING), (3, ENDED)], 1, 0),
@@ -220,13 +218,16 @@ def test_worker_that_may_still_come_is_waited_for(ways: list[tuple[int, bool]]) 
     ],
 )
 def test_script_that_has_ended_before_another_one_trains_again_is_named(
-    ways: list[tuple[int, bool]], ended: int, ahead: int
+    ways: list[tuple[int, bool]], behind: int, ahead: int
 ) -> None:
     for order in itertools.permutations(scripts(*ways)):
         apart = find_diverged(order)
 
         assert apart is not None
-        assert (apart.ended.worker, apart.ahead.worker) == (ended, ahead)
+        ended, why = apart
+        assert ended.worker == behind
+        assert why.startswith(f"worker {behind} ended its script after ")
+        assert f", but worker {ahead} began training " in why
 
 
 @pytest.mark.parametrize(
@@ -236,6 +237,6 @@ def test_message_has_both_workers_and_both_numbers(begun: int, words: str) -> No
     apart = find_diverged(scripts((begun + 2, GOING), (begun, ENDED)))
 
     assert apart is not None
-    assert apart.message.startswith(
+    assert apart[1].startswith(
         f"worker 1 ended its script after {words}, but worker 0 began training {begun + 2}, "
     )

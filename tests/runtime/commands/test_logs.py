@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.commands.main import main
 from holdfast.runtime.head.living_job import Life
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory
-from holdfast.runtime.run.worker_logs import WorkerLogs
+from holdfast.runtime.run.worker_logs import LogText, WorkerLogs
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> WorkerLogs:
     files = WorkerLogs(RunDirectory(tmp_path).logs_path, Ownership(tmp_path, "r"), print)
-    files.write(0, "", b"zero \xc3\xbc\n", 0)
-    files.write(2, "b", b"two\n", 0)
+    files.write(LogText(WorkerId(0), "", "zero \xc3\xbc\n"))
+    files.write(LogText(WorkerId(2), "b", "two\n"))
     return files
 
 
@@ -59,7 +60,7 @@ def test_following_ends_with_the_job_and_shows_its_last_lines(
     lives = [Life.RUNNING, Life.DETACHED, Life.ENDED]
 
     def life(_: RunDirectory) -> Life:
-        written.write(2, "b", b"%d\n" % len(lives), 0)
+        written.write(LogText(WorkerId(2), "b", f"{len(lives)}\n"))
         return lives.pop(0)
 
     monkeypatch.setattr("holdfast.runtime.commands.logs.life_of", life)

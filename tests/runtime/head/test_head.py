@@ -45,10 +45,10 @@ from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
 from holdfast.runtime.host.host_messages import LaunchOrder, News, Order
 from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.run.checkpoint_events import Checkpoint, Rejected
-from holdfast.runtime.run.events import Notice, OutputDropped
+from holdfast.runtime.run.events import Notice, OutputDropped, Warned
 from holdfast.runtime.run.journal import Record, RecordedEvent, Records
 from holdfast.runtime.run.progress import LaunchReport
-from holdfast.runtime.saving.run_files import JobOver, RunWarning
+from holdfast.runtime.saving.run_files import JobOver
 from holdfast.runtime.system.channel import FDS, Channel, Message, MessageKinds, pair, to_message
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.reactor import Reactor
@@ -593,7 +593,7 @@ def test_warning_of_the_writer_is_told_and_recorded(headed: Headed) -> None:
     writer = headed.writer()
     headed.begin()
 
-    writer.post(to_message(RunWarning("the disk is full")))
+    writer.post(to_message(Warned("the disk is full")))
     headed.turn()
 
     assert headed.said == ["holdfast: the disk is full"]

@@ -12,21 +12,20 @@ from typing import Any
 import pytest
 from heads import RECORD, job_of
 
-from holdfast.recovery.event import WorldFormed
+from holdfast.recovery.event import RunDirectoryLost, WorldFormed
+from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head import run_link
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.run.entries import Entry
-from holdfast.runtime.run.events import HungUp, JobEnded, LaunchBegan, Step
+from holdfast.runtime.run.events import HungUp, JobEnded, LaunchBegan, Step, Warned
 from holdfast.runtime.run.journal import Record, RecordedEvent, Records
+from holdfast.runtime.run.worker_logs import LogText
 from holdfast.runtime.saving.run_files import (
     CheckDirectory,
     JobOver,
     JournalLines,
-    LogText,
     OfRunFiles,
     OpenRun,
-    RunLost,
-    RunWarning,
     ToRunFiles,
     Written,
 )
@@ -83,7 +82,7 @@ class Linked:
         self.reactor = Reactor()
         self.lease = os.open(os.devnull, os.O_RDONLY)
         self.link = RunLink(self.reactor, job_of(), self.lease, said)
-        self.heard: list[RunWarning | RunLost] = []
+        self.heard: list[Warned | RunDirectoryLost] = []
         self.records: list[Entry[Any]] = []
         self.link.serve(self.records.append, self.heard.append)
         self._writers: list[Writer] = []
@@ -249,10 +248,11 @@ def test_lines_that_a_slow_writer_was_sent_are_lost_only_to_the_memory_of_the_he
 
 def test_what_the_writer_tells_reaches_the_owner(linked: Linked) -> None:
     writer = linked.connect()
-    linked.answer(writer, RunWarning("the disk is full"))
-    linked.answer(writer, RunLost(76, "it is another run's"))
+    told = [Warned("the disk is full"), RunDirectoryLost(ExitCode(76), "it is another run's")]
+    for message in told:
+        linked.answer(writer, message)
 
-    assert linked.heard == [RunWarning("the disk is full"), RunLost(76, "it is another run's")]
+    assert linked.heard == told
 
 
 def test_directory_is_looked_at_by_the_writer_alone_and_once_at_a_time(linked: Linked) -> None:
@@ -272,14 +272,14 @@ def test_lines_for_logs_that_a_slow_disk_does_not_take_are_counted_at_their_plac
     linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(run_link._MOST_AHEAD, "LogText", 4)
-    linked.link.log(0, "b", "before a writer\n")
+    linked.link.log(LogText(0, "b", "before a writer\n"))
     writer = linked.connect()
     for lines in ("one\n", "two\n", "three\n"):
-        linked.link.log(0, "b", lines, lost=0)
+        linked.link.log(LogText(0, "b", lines))
     linked.answer(writer, Written("LogText", 4))
-    linked.link.log(None, "", "holdfast: here\n")
+    linked.link.log(LogText(None, "", "holdfast: here\n"))
     linked.answer(writer, Written("LogText", 15))
-    linked.link.log(0, "b", "four\n", lost=7)
+    linked.link.log(LogText(0, "b", "four\n", 7))
 
     assert [message for message in writer.told() if isinstance(message, LogText)] == [
         LogText(0, "b", "", 1),
@@ -309,14 +309,14 @@ def test_close_waits_until_all_is_counted(
     writer = linked.connect()
     for event in (WORLD, END):
         linked.link.record(event)
-    for message in (Written("JournalLines", 1), RunWarning("late"), Written("JournalLines", 1)):
+    for message in (Written("JournalLines", 1), Warned("late"), Written("JournalLines", 1)):
         writer.channel.post(to_message(message))
 
     linked.link.close(is_over=is_over)
 
     kinds = [type(message) for message in writer.told()]
     assert kinds == [JournalLines] * 2 + [JobOver] * is_over
-    assert linked.heard == [RunWarning("late")]
+    assert linked.heard == [Warned("late")]
     assert writer.channel.is_closed
 
 

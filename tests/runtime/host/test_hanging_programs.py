@@ -16,7 +16,7 @@ from holdfast.runtime.host import mpi_host
 from holdfast.runtime.host.host_messages import MpiOrder
 from holdfast.runtime.host.mpi_host import MpiHost
 from holdfast.runtime.host.output import OutputForwarder, Streams
-from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolWarm
+from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolWarmed
 from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost
 from holdfast.runtime.hosts.wire import Greeting
 from holdfast.runtime.saving.save_messages import Settle
@@ -91,7 +91,7 @@ def test_pool_begins_when_its_program_is_there(program: Path) -> None:
 
     _while_held(program, start)
     (pool,) = made
-    assert pool.channel.receive() == to_message(PoolWarm())
+    assert pool.channel.receive() == to_message(PoolWarmed())
     pool.channel.close()
     assert has_ended(pool.process, WITHIN_S)
     os.close(pool.stdout)

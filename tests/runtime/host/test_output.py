@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from open_files import open_files
 
-from holdfast.runtime.host.host_messages import Logged
 from holdfast.runtime.host.output import (
     MOST_LINES,
     Forwarded,
@@ -22,6 +21,7 @@ from holdfast.runtime.host.output import (
     Streams,
     without_rules,
 )
+from holdfast.runtime.run.worker_logs import LogText
 from holdfast.runtime.system.line_sink import LineSink
 
 BOUND_S = 90.0
@@ -369,9 +369,9 @@ def test_flood_loses_its_own_lines_and_says_where() -> None:
     lines.put(0, b"8\n")
     lines.put(1, b"mine\n")
 
-    assert lines.take() == [Logged(0, "", "1\n2\n3\n4\n5\n", 3), Logged(1, "", "mine\n", 0)]
+    assert lines.take() == [LogText(0, "", "1\n2\n3\n4\n5\n", 3), LogText(1, "", "mine\n", 0)]
     lines.put(0, b"9\n")
-    assert lines.take() == [Logged(0, "", "9\n", 0)]
+    assert lines.take() == [LogText(0, "", "9\n", 0)]
 
 
 def test_no_worker_takes_the_way_of_the_others() -> None:
@@ -408,7 +408,7 @@ def test_lines_of_one_worker_may_be_taken_alone_and_wait_while_the_way_is_full()
     assert lines.take() == []
 
     lines.is_held = lambda: False
-    assert lines.take(1) == [Logged(1, "", "b\n", 0)]
+    assert lines.take(1) == [LogText(1, "", "b\n", 0)]
     assert lines.take(1) == []
-    assert lines.take() == [Logged(0, "", "a\nc\nd\n", 0)]
+    assert lines.take() == [LogText(0, "", "a\nc\nd\n", 0)]
     assert lines.take() == []

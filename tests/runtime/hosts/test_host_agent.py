@@ -108,7 +108,7 @@ class Far:
     def take(self, lines: list[Message]) -> None:
         """Let as much output come as has been read, as a head does."""
         for line in lines:
-            if line["kind"] in ("Output", "Logged"):
+            if line["kind"] in ("Output", "LogText"):
                 self.channel.send({"kind": "Taken", "size_bytes": len(line["lines"])})
 
     def wait_for_up(self, kind: type[Up], **expected: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import worker_logs
 from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
-from holdfast.runtime.run.worker_logs import FILE_BYTES, LogReader, WorkerLogs
+from holdfast.runtime.run.worker_logs import FILE_BYTES, LogReader, LogText, WorkerLogs
 
 
 class Logs:
@@ -28,7 +28,7 @@ class Logs:
         )
 
     def write(self, worker: int | None, lines: bytes, lost: int = 0, host: str = "") -> None:
-        self.files.write(worker, host, lines, lost)
+        self.files.write(LogText(worker, host, lines.decode("latin-1"), lost))
 
     def read(self, worker: int | None = None) -> bytes:
         return b"".join(LogReader(self.directory, worker).read())

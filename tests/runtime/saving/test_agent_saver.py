@@ -11,8 +11,9 @@ from agents import Host
 from host_saves import STEP, plan_of, request_of, saved_steps, state_of
 from host_writer import RunningWriter
 
+from holdfast.checkpoint.errors import CheckpointError
 from holdfast.runtime.saving import agent_saver
-from holdfast.runtime.saving.agent_saver import MemoryInUse, SnapshotNotWritten
+from holdfast.runtime.saving.agent_saver import SnapshotNotWritten
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.system import witnessed_time
 from holdfast.runtime.system.codec import decode
@@ -139,7 +140,7 @@ def test_save_that_is_never_answered_keeps_its_memory_and_is_waited_for_within_a
     agent.save(1, 1)
     clock = Clock(monkeypatch, lambda: None)
 
-    with pytest.raises(MemoryInUse, match="after 60 s, for an earlier save"):
+    with pytest.raises(CheckpointError, match="after 60 s, for an earlier save"):
         agent.save(3, 3)
 
     assert clock.slept > 0

@@ -12,23 +12,23 @@ from typing import Any
 
 import pytest
 
+from holdfast.recovery.event import RunDirectoryLost
 from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.journal import JournalFile, line_of, read_journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run.trace import TracePiece
+from holdfast.runtime.run.worker_logs import LogText
 from holdfast.runtime.saving.run_files import (
     CheckDirectory,
     JobOver,
     JobSeen,
     JournalLines,
-    LogText,
     OfRunFiles,
     OpenRun,
     RunFiles,
-    RunLost,
-    RunWarning,
     ToRunFiles,
     Written,
 )
@@ -157,7 +157,7 @@ def test_metrics_file_on_a_disk_that_hangs_holds_up_no_line_of_the_journal(
     first, second, warning, third, written = [files.answer() for _ in range(5)]
 
     assert {first, second, third} == {Written("JobSeen", 1)}
-    assert isinstance(warning, RunWarning)
+    assert isinstance(warning, Warned)
     assert warning.text.startswith(f"metrics are not written to {shown}: its disk has not ")
     assert written == Written("JournalLines", 1)
     assert events(directory) == ["failure"]
@@ -228,7 +228,7 @@ def test_lines_that_no_file_takes_are_told_and_counted_as_a_gap(
     files.send(line("step"))
     files.close()
 
-    (warning,) = {answer.text for answer in told if isinstance(answer, RunWarning)}
+    (warning,) = {answer.text for answer in told if isinstance(answer, Warned)}
     assert f"journal {directory.journal_path} loses events" in warning
     gap, step = read_journal(directory.journal_path)
     assert (gap["event"], gap["lines"], step["event"]) == ("journal_gap", 2, "step")
@@ -261,7 +261,7 @@ def test_directory_that_is_gone_is_lost_and_not_made_again(
 
     lost, _ = files.check()
 
-    assert (type(lost), lost.exit_code) == (RunLost, ExitCode.RECOVERY_IMPOSSIBLE)
+    assert (type(lost), lost.exit_code) == (RunDirectoryLost, ExitCode.RECOVERY_IMPOSSIBLE)
     assert f"{directory.path} was removed or moved, or its RUN.json was" in lost.reason
     files.send(line("job_ended"))
     files.close()
@@ -279,7 +279,7 @@ def test_directory_of_another_run_is_lost_and_gets_no_line(
 
     lost, _ = files.check()
 
-    assert (type(lost), lost.exit_code) == (RunLost, ExitCode.RUN_DIRECTORY_BUSY)
+    assert (type(lost), lost.exit_code) == (RunDirectoryLost, ExitCode.RUN_DIRECTORY_BUSY)
     assert f"{directory.path} belongs to run other now, not to r" in lost.reason
     files.send(line("job_ended"))
     assert [path.name for path in directory.path.iterdir()] == ["RUN.json"]
