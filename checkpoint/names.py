@@ -22,8 +22,7 @@ LARGEST_MANIFEST_BYTES = 64 * 2**20
 """Room for 200,000 tensors; parsed JSON takes up to twenty times the memory of its text."""
 
 _STEP = re.compile(r"step-([0-9]{12,18})")
-_STAGING = re.compile(r"\.tmp-([0-9]{12,18})-g([0-9]{1,18})-a([0-9]{1,18})")
-_BAD = re.compile(r"\.bad-([0-9]{12,18})-g([0-9]{1,18})-a([0-9]{1,18})")
+_SAVE = re.compile(r"\.(tmp|bad)-([0-9]{12,18})-g([0-9]{1,18})-a([0-9]{1,18})")
 _REMOVED = re.compile(r"\.del-[0-9]{12,18}(?:-g[0-9]{1,18}-a[0-9]{1,18})?")
 
 
@@ -53,21 +52,18 @@ class StagingName:
         return f"{self.step:012d}-g{self.generation}-a{self.attempt}"
 
     @staticmethod
-    def parse(name: str) -> StagingName | None:
-        """Return the save that a staging directory's name tells, None for other names."""
-        match = _STAGING.fullmatch(name)
-        return StagingName(*map(int, match.groups())) if match else None
+    def parse(name: str, *kinds: str) -> StagingName | None:
+        """Return the save that a name tells, None for names of other kinds.
 
-    @staticmethod
-    def parse_bad(name: str) -> StagingName | None:
-        """Return which save has moved a damaged checkpoint to ``name``, None for other names."""
-        match = _BAD.fullmatch(name)
-        return StagingName(*map(int, match.groups())) if match else None
+        The kinds are "tmp" for staging, and "bad" where it has moved a damaged checkpoint.
+        """
+        kind, *numbers = match.groups() if (match := _SAVE.fullmatch(name)) else ("",)
+        return StagingName(*map(int, numbers)) if kind in kinds else None
 
 
 def bad_names(names: Iterable[str], step: int | None = None) -> list[StagingName]:
     """Return the damaged steps among the names in a store, or those of one step: newest first."""
-    parsed = ((StagingName.parse_bad(name), name) for name in names)
+    parsed = ((StagingName.parse(name, "bad"), name) for name in names)
     found = [bad for bad, name in parsed if bad is not None and bad.bad_name == name]
     return sorted((bad for bad in found if step in (None, bad.step)), reverse=True)
 

@@ -253,7 +253,7 @@ class Pruner:
     def _hide_dead_staging(self, save: StagingName, reasons: list[str]) -> None:
         """Hide each save but ``save``; one of a later generation is not ours."""
         for name in self._store.names():
-            found = StagingName.parse(name)
+            found = StagingName.parse(name, "tmp")
             if found is None or found == save or found.generation > save.generation:
                 continue
             with noting(reasons):

@@ -275,14 +275,6 @@ _CHUNK_ELEMENTS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedStep:
-    """A step whose manifest is verified, and the way to read it."""
-
-    scan: Scan
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
 class Difference:
     """A tensor that is not the same in both steps; a side that lacks it is None.
 
@@ -312,13 +304,14 @@ class Comparison:
     same: int
 
 
-def compare_steps(left: OpenedStep, right: OpenedStep) -> Comparison:
+def compare_steps(left: Scan, right: Scan) -> Comparison:
     """Return the tensors that are missing, extra or changed in ``right``.
 
-    Raises ``CheckpointInvalid`` if contents that must be read do not verify.
+    Raises ``CheckpointInvalid`` if a manifest, or contents that must be read, do not verify.
     """
-    lefts = {tensor.spec.name: tensor for tensor in left.manifest.tensors}
-    rights = {tensor.spec.name: tensor for tensor in right.manifest.tensors}
+    first, second = left.manifest(), right.manifest()
+    lefts = {tensor.spec.name: tensor for tensor in first.tensors}
+    rights = {tensor.spec.name: tensor for tensor in second.tensors}
     found = []
     for name in sorted(lefts.keys() | rights.keys()):
         one, other = lefts.get(name), rights.get(name)
@@ -326,7 +319,7 @@ def compare_steps(left: OpenedStep, right: OpenedStep) -> Comparison:
             old, new = (None if tensor is None else tensor.spec for tensor in (one, other))
             found.append(Difference(old, new))
         elif not _have_same_pieces(one, other):
-            difference = _difference(_read(left, one), _read(right, other), one.spec)
+            difference = _difference(_read(left, first, one), _read(right, second, other), one.spec)
             found += [difference] if difference.elements else []
     return Comparison(tuple(found), len(lefts.keys() | rights.keys()) - len(found))
 
@@ -337,9 +330,9 @@ def _have_same_pieces(one: TensorEntry, other: TensorEntry) -> bool:
     return left == right
 
 
-def _read(opened: OpenedStep, tensor: TensorEntry) -> Tensor:
-    array = make_tensor(opened.manifest.step, tensor.spec).reshape(-1)
-    opened.scan.read_tensor(opened.manifest, tensor, whole_bytes_of(array))
+def _read(scan: Scan, manifest: Manifest, tensor: TensorEntry) -> Tensor:
+    array = make_tensor(manifest.step, tensor.spec).reshape(-1)
+    scan.read_tensor(manifest, tensor, whole_bytes_of(array))
     return array
 
 

@@ -73,7 +73,7 @@ class CheckpointStore:
 
     def next_attempt(self, header: Header) -> int:
         """Return the first attempt, from 1, above every attempt with a staged or bad directory."""
-        parsed = (StagingName.parse(n) or StagingName.parse_bad(n) for n in self.names())
+        parsed = (StagingName.parse(n, "tmp", "bad") for n in self.names())
         taken = [
             name.attempt
             for name in parsed
@@ -110,7 +110,7 @@ class CheckpointStore:
         reasons: list[str] = []
         with noting(reasons):
             for name in self.names():
-                save = StagingName.parse(name)
+                save = StagingName.parse(name, "tmp")
                 if save is not None and save.generation < below_generation:
                     with noting(reasons):
                         remove_staging(self.disk, self.directory / name, save.removed_name)

@@ -38,7 +38,7 @@ from holdfast.runtime.run.files import sync, sync_names
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.script.calls import seed_script
 from holdfast.runtime.training.training_job import stage_of
-from holdfast.runtime.worker.context import RefusedTraining, TrainingRefused
+from holdfast.runtime.worker.context import Refusal, TrainingRefused
 
 _MODULE_NAME = "holdfast_model"
 """Not ``__main__``: with a function to call, the code behind that guard must not run."""
@@ -220,8 +220,7 @@ class ModelSource:
         with _in_place_of(module), model_only(stage) as refusal:
             with _users_fault(str(self.script)), contextlib.suppress(TrainingRefused):
                 exec(compile(self.script.read_bytes(), module.__file__, "exec"), vars(module))
-            training = refusal.training
-            origin = self._origin(vars(module), training)
+            origin = self._origin(vars(module), refusal)
             with _users_fault(str(self)):
                 model = make_model(origin)
         if not hasattr(model, "trainable_variables"):
@@ -229,24 +228,24 @@ class ModelSource:
                 f"{self} makes a {type(model).__name__}, which is no Keras model; "
                 "name a function that returns one, or export to .npz"
             )
-        self._build_variables(model, training)
+        self._build_variables(model, refusal.first_inputs)
         return model
 
-    def _origin(self, namespace: Mapping[str, Any], training: RefusedTraining | None) -> Any:
+    def _origin(self, namespace: Mapping[str, Any], refusal: Refusal) -> Any:
         if self.function is not None:
             function = namespace.get(self.function)
             if not callable(function):
                 raise UsageError(f"{self.script} has no function {self.function}; name another one")
             return function
-        if training is None:
+        if refusal.first_inputs is None:
             raise UsageError(
                 f"{self.script} does not come to model.fit() or to a Trainer's run(); "
                 "give the function that makes the model, as --model script.py:function"
             )
-        return training.model
+        return refusal.model
 
-    def _build_variables(self, model: Any, training: RefusedTraining | None) -> None:
-        if not model.built and self.input_shape is None and training is None:
+    def _build_variables(self, model: Any, first_inputs: Callable[[], Any] | None) -> None:
+        if not model.built and self.input_shape is None and first_inputs is None:
             raise UsageError(
                 f"the model of {self} does not know the shape of its input; "
                 "give that of one sample, as in --input-shape 28,28,1"
@@ -254,8 +253,8 @@ class ModelSource:
         with _users_fault(f"building the model of {self}"):
             if not model.built and self.input_shape is not None:
                 model.build((None, *self.input_shape))
-            elif not model.built and training is not None:
-                model(training.first_inputs())
+            elif not model.built and first_inputs is not None:
+                model(first_inputs())
             optimizer = getattr(model, "optimizer", None)
             if optimizer is not None and not optimizer.built:
                 optimizer.build(model.trainable_variables)

@@ -27,7 +27,7 @@ from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST_NAME, step_name
 from holdfast.checkpoint.repair import StepCheck, verify_step
-from holdfast.checkpoint.scan import Comparison, Difference, OpenedStep, compare_steps
+from holdfast.checkpoint.scan import Comparison, Difference, Scan, compare_steps
 from holdfast.checkpoint.tensor import TensorSpec
 from holdfast.runtime.commands.checkpoints import StoredRun
 from holdfast.runtime.commands.command import Documented, run_dir_argument
@@ -89,12 +89,11 @@ def inspect(
         raise CheckpointInvalid(wanted, it.damage)
 
 
-def _open(run_dir: Path, text: str) -> OpenedStep:
+def _open(run_dir: Path, text: str) -> Scan:
     """Return a step of the run, or the newest one of another run directory."""
     is_step = text.isascii() and text.isdigit()
     run = StoredRun.open(run_dir if is_step else Path(text))
-    scan = run.store.scan(run.step(int(text) if is_step else None))
-    return OpenedStep(scan, scan.manifest())
+    return run.store.scan(run.step(int(text) if is_step else None))
 
 
 def _print(found: Inspection, console: Console, *, is_full: bool) -> None:

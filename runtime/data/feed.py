@@ -50,7 +50,8 @@ class Feed:
         self._source = source
         self.name = source.name
         """The pipeline in the user's words."""
-        self._hearing = source if isinstance(source, PyDatasetSource) else None
+        self.hearing = source if isinstance(source, PyDatasetSource) else None
+        """The dataset that hears of epochs, and whose state may say what the batches are."""
         self.steps = steps
         """Batches of one epoch, or of one validation."""
         self._class_weight = class_weight
@@ -97,21 +98,6 @@ class Feed:
         """
         self._rows = None
         self._shared.resume(mark)
-
-    @property
-    def dataset(self) -> Any | None:
-        """The object of the script whose state may say what the batches are."""
-        return None if self._hearing is None else self._hearing.dataset
-
-    @property
-    def told(self) -> int:
-        """How often the pipeline was told of epochs, by this worker."""
-        return 0 if self._hearing is None else self._hearing.told
-
-    def tell(self, calls: int) -> None:
-        """Tell the pipeline of epochs, until it was told so often in all."""
-        if self._hearing is not None:
-            self._hearing.tell(calls)
 
     def first(self) -> WholeBatch:
         """Return the first batch, which this worker reads itself; its shapes build a model.
@@ -227,11 +213,11 @@ class Feed:
         alone: Alone,
         share: BatchShare | None,
     ) -> WholeBatch | OwnRows:
-        if self._hearing is not None:  # on all workers: another one may read the next batch
-            calls = self._hearing.calls_before(position.passing, position.within)
-            if calls > self._hearing.told:
+        if self.hearing is not None:  # on all workers: another one may read the next batch
+            calls = self.hearing.calls_before(position.passing, position.within)
+            if calls > self.hearing.told:
                 with alone():
-                    self._hearing.tell(calls)
+                    self.hearing.tell(calls)
         batch: WholeBatch | OwnRows | None
         if self._rows is not None and share is not None:
             with alone():
@@ -273,12 +259,13 @@ class Pipelines:
         if notes is not None:
             told = notes.get(_TOLD, told)
         for feed, calls in zip(self._all, told, strict=False):
-            feed.tell(calls)
+            if feed.hearing is not None:
+                feed.hearing.tell(calls)
 
     def notes(self) -> dict[str, Any]:
         """Return the mark of the last batch, and what was told, for a checkpoint."""
         notes: dict[str, Any] = {}
-        told = [feed.told for feed in self._all]
+        told = [feed.hearing.told if feed.hearing else 0 for feed in self._all]
         if any(told):
             notes[_TOLD] = told
         mark = None if self._training is None else self._training.mark

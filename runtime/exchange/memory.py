@@ -34,6 +34,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -101,17 +102,10 @@ def writable_alias(array: _Array) -> _Array:
     For readers that refuse protected memory, such as NumPy's ``__dlpack__`` without a
     version.
     """
-    alias: _Array = np.asarray(_Unprotected(array))  # type: ignore[assignment]
+    interface = array.__array_interface__ | {"data": (address_of(array), False)}
+    described: Any = SimpleNamespace(__array_interface__=interface, array=array)  # kept alive
+    alias: _Array = np.asarray(described)  # type: ignore[assignment]
     return alias
-
-
-class _Unprotected:
-    """Memory of an array as NumPy's array interface describes it, writable."""
-
-    def __init__(self, array: npt.NDArray[Any]) -> None:
-        self._array = array  # the alias keeps it alive
-        interface = array.__array_interface__
-        self.__array_interface__ = interface | {"data": (interface["data"][0], False)}
 
 
 class SharedVectors:

@@ -118,16 +118,14 @@ class MpiCommunicator:
             self._endpoints = tuple(decode(Endpoint, one) for one in self.allgather_bytes(card))
 
     def flight(self) -> _MpiFlight:
-        """Return a new set of messages between the ranks."""
         return _MpiFlight(self._comm, self.revoke)
 
     def allgather_unchecked(self, mine: Buffer, everyones: Buffer) -> None:
-        """Fill ``everyones``; without the look for deaths that makes its success count."""
+        # Without the look for deaths that makes its success count.
         self._unchecked = everyones
         self._call(everyones, self._comm.Allgather, mine, everyones)
 
     def allgather_bytes(self, payload: bytes) -> list[bytes]:
-        """Return the payloads of all ranks, in rank order."""
         lengths = np.empty(self.size, np.int64)
         length = np.array([len(payload)], np.int64)
         self._collective(lengths, self._comm.Allgather, length, lengths)
@@ -141,7 +139,6 @@ class MpiCommunicator:
         ]
 
     def broadcast(self, array: Buffer, source: int) -> None:
-        """Copy the ``array`` of rank ``source`` into the ``array`` of every rank."""
         flat = array.reshape(-1).view(np.uint8)
         for start in range(0, flat.size, LARGEST_BROADCAST):
             piece = flat[start : start + LARGEST_BROADCAST]
@@ -163,12 +160,10 @@ class MpiCommunicator:
             raise WorldBroken(str(error)) from error
 
     def revoke(self) -> None:
-        """Make every pending and future exchange of this world fail, on all ranks."""
         if self._shrinkable:
             self._comm.Revoke()
 
     def shrink(self) -> MpiCommunicator:
-        """Return a communicator of the survivors, in the order of their old ranks."""
         _keep(self._unchecked)  # its success was never proved
         try:
             survivors = MpiCommunicator(self._comm.Shrink())
@@ -270,11 +265,9 @@ class _MpiFlight:
         self._broken: MPI.Exception | None = None
 
     def __enter__(self) -> _MpiFlight:
-        """Begin with nothing in the air."""
         return self
 
     def send(self, array: Buffer, peer: int, tag: int) -> int:
-        """Post ``array`` for ``peer`` and return its ticket."""
         try:
             self._requests.append(self._isend(array, peer, tag))
         except MPI.Exception as error:
@@ -282,7 +275,6 @@ class _MpiFlight:
         return len(self._requests) - 1
 
     def receive(self, array: Buffer, peer: int, tag: int) -> int:
-        """Post a receive into ``array`` and return its ticket."""
         try:
             self._filled.append(array)
             self._requests.append(self._irecv(array, peer, tag))

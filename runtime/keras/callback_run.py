@@ -37,7 +37,7 @@ from holdfast.runtime.keras.callback_rules import (
 from holdfast.runtime.keras.held_variables import encoded, put_back
 from holdfast.runtime.keras.plain_values import Decoder, Encoder, Json, NotPlain
 from holdfast.runtime.model.model_rules import some_of
-from holdfast.runtime.model.replica import MetricsHolder, Replica
+from holdfast.runtime.model.replica import Replica, hold_metrics
 from holdfast.runtime.run.events import Epoch
 from holdfast.runtime.training.callback_host import CallbackHost, Commit, Notes
 
@@ -398,8 +398,7 @@ class CallbackRun(CallbackHost):
 
     def _hold_metrics(self, commit: Commit) -> None:
         """Let the model's metrics hold the epoch so far; at its end they hold it in any case."""
-        if isinstance(self._replica, MetricsHolder):
-            self._replica.hold(commit.cursor.sums, commit.cursor.ledger.samples)
+        hold_metrics(self._replica, commit.cursor.sums, commit.cursor.ledger.samples)
 
     def _end_epoch(self, commit: Commit) -> Iterator[None]:
         at = self._at

@@ -289,15 +289,14 @@ def _trained(samples: int, share: float) -> int:
 
 def hears_of_epochs(data: Data | Feed) -> Callable[[int], None] | None:
     """Return how to tell data of epochs, None if no hook of the script waits for that."""
-    if isinstance(data, Feed) and data.dataset is not None and changes_by_epochs(data.dataset):
-        return data.tell
-    return None
+    hearing = data.hearing if isinstance(data, Feed) else None
+    return hearing.tell if hearing and changes_by_epochs(hearing.dataset) else None
 
 
 def datasets_of(data: FitData) -> list[Any]:
     """Return the datasets whose state is a part of that of the training."""
     feeds = (feed for feed in (data.training, data.validation) if isinstance(feed, Feed))
-    return [feed.dataset for feed in feeds if feed.dataset is not None]
+    return [feed.hearing.dataset for feed in feeds if feed.hearing is not None]
 
 
 _FOR_VALIDATION = 21

@@ -203,14 +203,10 @@ def _load_source(load: Callable[..., Any], source: str, *args: Any, **arguments:
         module, path = load(source, *args, **arguments)
     finally:
         sys.dont_write_bytecode = writes_none
-    _keep(path, source)
-    return module, path
-
-
-def _keep(path: str, source: str) -> None:
-    """Remove a file, and keep its lines; those without a time of change are never looked up."""
+    # Lines without a time of change are never looked up.
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     os.unlink(path)
+    return module, path
 
 
 def leave_out(strategy_class: Any, tell: Callable[[str], None]) -> None:

@@ -147,7 +147,7 @@ class Contributor(ABC):
 
     @abstractmethod
     def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
-        """Return what ``fit`` shows, from settled sums."""
+        """Return what ``fit`` shows, from settled sums; ``name/0``, ``name/1`` of an array."""
 
     @abstractmethod
     def hold(self, sums: npt.NDArray[np.float64], samples: int) -> None:
@@ -185,24 +185,15 @@ class GraphReplica:
         if contributor.validates and validated is not None:
             self._graph(validated, None)
         contributor.learn(validated)
+        self.measures, self.notices = contributor.measures, contributor.notices
+        self.results, self.hold = contributor.results, contributor.hold
         self._updates: list[Any] = []
         self.shape = ContributionShape(self._make_ready(), contributor.metrics)
         """Sizes of a contribution."""
 
     @property
     def turn(self) -> int:
-        """The turn in hand, 0 between two steps."""
         return self._of_step.turn
-
-    @property
-    def measures(self) -> EpochSums:
-        """How metrics of batches become those of an epoch."""
-        return self._of_step.measures
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """What a user should know of the training, one line each."""
-        return self._of_step.notices
 
     @property
     def graphs(self) -> tuple[Any, ...]:
@@ -261,14 +252,6 @@ class GraphReplica:
                 for of_tensor in graded:
                     of_tensor[:] = True
         return bool(finite.all())
-
-    def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
-        """Return what ``fit`` shows, from settled sums; ``name/0``, ``name/1`` of an array."""
-        return self._of_step.results(sums, samples)
-
-    def hold(self, sums: npt.NDArray[np.float64], samples: int) -> None:
-        """Let the model's metrics hold settled sums, for those who read them from the model."""
-        self._of_step.hold(sums, samples)
 
     def finish(self) -> None:
         """Replace the weights by their averages if the optimizer averages them, as fit does."""

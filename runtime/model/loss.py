@@ -368,7 +368,6 @@ class Measures(EpochSums):
 
     @property
     def is_additive(self) -> bool:
-        """Whether all entries are sums over samples as they are."""
         return not (self._quotients or self._scaled)
 
     def denominator_of(self, part: Hashable) -> int:
@@ -415,7 +414,6 @@ class Measures(EpochSums):
         return tf.concat([first, *flat, *rest], 0)
 
     def settle(self, sums: Sums, samples: int) -> Sums:
-        """Return what the sums over one batch of ``samples`` samples add to those of an epoch."""
         if self.is_additive:
             return sums
         settled = np.append(sums, (samples, 1.0))
@@ -426,7 +424,6 @@ class Measures(EpochSums):
         return settled[:_SAMPLES]
 
     def first_sums(self, size: int) -> Sums:
-        """Return the sums with which a training begins: what carried variables hold by now."""
         sums = np.zeros(size)
         for n in self._carried:
             value = np.asarray(self._variables[n].value, np.float64)
@@ -434,13 +431,11 @@ class Measures(EpochSums):
         return sums
 
     def carried(self, sums: Sums) -> Sums:
-        """Return the sums with which the next pass begins, from those of an epoch."""
         found = np.zeros_like(sums)
         found[self._places] = sums[self._places] + sums[self._since]
         return found
 
     def with_pass(self, sums: Sums, passed: Sums) -> Sums:
-        """Return the sums of an epoch, with those of a pass over validation data to be carried."""
         found: Sums = sums.copy()
         found[self._since] += passed[self._places]
         return found

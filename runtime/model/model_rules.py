@@ -100,11 +100,6 @@ OF_STATISTICS = (
 )
 
 
-def advice_for(variable: Any) -> str:
-    """Return what to do about a variable that is moved before and after an update."""
-    return OF_STATISTICS if "moving_" in variable.path else OF_STATE
-
-
 def check_turn(turn: int | None, last: int, what: str, step: str, advice: str = OF_VALUES) -> int:
     """Return the turn of a value, at most the last.
 
@@ -351,7 +346,7 @@ def model_variables(
     named: dict[str, Any] = {}
     for prefix, variables in (("weights", weights.values()), ("optimizer", of_optimizers)):
         for variable in variables:
-            named[_unused(f"{prefix}/{variable.path}", named)] = variable
+            named[unused(f"{prefix}/{variable.path}", named)] = variable
     return named
 
 
@@ -366,17 +361,16 @@ def unchanged(variables: Iterable[Any]) -> Iterator[None]:
             variable.assign(value)
 
 
-def _unused(name: str, taken: Collection[str]) -> str:
+def unused(name: str, taken: Collection[str], form: str = "{}~{}") -> str:
+    """Return a name that is not taken: ``name``, or the same in this form with a number."""
     candidate, number = name, 1
     while candidate in taken:
         number += 1
-        candidate = f"{name}~{number}"
+        candidate = form.format(name, number)
     return candidate
 
 
 def some_of(names: Sequence[str], most: int) -> str:
     """Return at most so many of the names, and how many more there are."""
-    if not names:
-        return "none"
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

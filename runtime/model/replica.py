@@ -34,7 +34,6 @@ import numpy.typing as npt
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.reduction import FloatVector
-from holdfast.runtime.model.step_facts import StepFacts
 
 Array: TypeAlias = npt.NDArray[np.generic]
 Nest: TypeAlias = Any
@@ -166,7 +165,21 @@ class Microbatch:
 
 @runtime_checkable
 class Replica(Protocol):
-    """A worker's copy of model and optimizer."""
+    """A worker's copy of model and optimizer.
+
+    These are optional:
+
+    * ``takes_overflow(total)`` returns whether ``apply`` takes a total with an infinity or a NaN.
+      All replicas of a world see the same total, so all of them must return the same;
+    * ``turn``: the turn in hand of an update in several ones, each with a sum of its own.
+      ``contribute`` and ``apply`` do it, and ``apply`` goes on to the next.  It is 0 between two
+      updates, and a part of the state;
+    * ``finish()`` makes the weights those that the training ends with; again, it changes nothing;
+    * ``prepare(batch)`` becomes ready for microbatches of this shape, and changes no state;
+    * ``hold(sums, samples)`` gives settled sums to metrics that the script may read;
+    * ``facts()`` returns what all workers must have alike beside names and shapes of the state;
+    * ``measures``, as `EpochSums` says, and ``notices``: lines that a user should know.
+    """
 
     @property
     def shape(self) -> ContributionShape:
@@ -203,52 +216,13 @@ class Replica(Protocol):
         """Replace the whole state; names, shapes and dtypes are those of ``state()``."""
 
 
-@runtime_checkable
-class OverflowTaker(Protocol):
-    """A replica that knows what to do when gradients overflow, such as one that scales its loss."""
+def hold_metrics(replica: Replica, sums: npt.NDArray[np.float64], samples: int) -> None:
+    """Let a model's metrics be what they are after this work in Keras, if the script can see them.
 
-    def takes_overflow(self, total: FloatVector) -> bool:
-        """Return whether ``apply`` takes this total, which holds an infinity or a NaN.
-
-        ``total`` is valid only during the call.  All replicas of a world have the same bytes
-        and see the same total, so all of them must return the same.
-        """
-
-
-@runtime_checkable
-class TurnTaker(Protocol):
-    """A replica whose update takes several turns, each with a sum of its own.
-
-    ``contribute`` and ``apply`` do the turn in hand, and ``apply`` goes on to the next one.
+    ``sums`` over ``samples`` samples are settled.
     """
-
-    @property
-    def turn(self) -> int:
-        """The turn in hand, 0 between two updates; a part of the state."""
-
-
-@runtime_checkable
-class MetricsHolder(Protocol):
-    """A replica of a model whose metrics the script may read between two transactions."""
-
-    def hold(self, sums: npt.NDArray[np.float64], samples: int) -> None:
-        """Let the model's metrics hold these sums over ``samples`` samples, which are settled."""
-
-
-@runtime_checkable
-class Finishing(Protocol):
-    """A replica whose weights are changed once more when the training has ended."""
-
-    def finish(self) -> None:
-        """Make the weights those that the training ends with; again, it changes nothing."""
-
-
-@runtime_checkable
-class FactsTeller(Protocol):
-    """A replica that tells what its step is made of."""
-
-    def facts(self) -> StepFacts:
-        """Return what all workers must have alike, beside names and shapes of the state."""
+    if hold := getattr(replica, "hold", None):
+        hold(sums, samples)
 
 
 def make_model(model: Any) -> Any:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.checkpoint.tensor import digest_of, whole_bytes_of
+from holdfast.runtime.model.model_rules import unused
 
 _RATE = "_learning_rate"
 """A variable, or a schedule; a number that is set goes into the variable."""
@@ -90,6 +91,7 @@ _COMPILED = "_XlaMustCompile"
 _NO_SETTINGS = frozenset({"seed", "name"})
 _STRINGS = 7
 """The number of TensorFlow's type of strings: a step may hold names of files, which may differ."""
+_AGAIN = "{}, number {}"
 _LONGEST = 100
 _MOST_CONSTANTS = 4096
 
@@ -166,7 +168,7 @@ def step_facts(model: Any, facts: GraphFacts, graphs: Iterable[Any]) -> StepFact
             if id(variable) not in known:
                 known.add(id(variable))
                 name = f"the variable {variable.name.partition(':')[0]!r} that the step reads"
-                read[_unused(name, read)] = value_of(np.asarray(variable.numpy()))
+                read[unused(name, read, _AGAIN)] = value_of(np.asarray(variable.numpy()))
     return StepFacts(facts, read, lambda: _settings(model))
 
 
@@ -311,7 +313,8 @@ def _settings(model: Any) -> dict[str, str]:
         value = None if name in _NO_SETTINGS else _in_words(getattr(owner, name, None))
         if value is not None:
             words = name.lstrip("_").replace("_", " ")
-            found[_unused(f"{words} of {type(owner).__name__} {owner.name!r}", found)] = value
+            told = f"{words} of {type(owner).__name__} {owner.name!r}"
+            found[unused(told, found, _AGAIN)] = value
     return found
 
 
@@ -334,14 +337,6 @@ def _in_words(value: Any) -> str | None:
     if getattr(value, "shape", None) == () and hasattr(value, "numpy"):
         return f"{float(value.numpy()):.6g}"
     return getattr(value, "__name__", None)
-
-
-def _unused(name: str, taken: Mapping[str, str]) -> str:
-    number = 2
-    candidate = name
-    while candidate in taken:
-        candidate, number = f"{name}, number {number}", number + 1
-    return candidate
 
 
 def _joined(texts: Sequence[str]) -> str:

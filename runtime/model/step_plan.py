@@ -237,7 +237,8 @@ class Planner:
             # The number of samples is a constant of the graph, and no data.
             if self._reads.depends_on_data(value) or kind is not StateKind.SAME:
                 model_rules.check_state_change(variable)
-                advice = model_rules.advice_for(variable)
+                is_statistic = "moving_" in variable.path
+                advice = model_rules.OF_STATISTICS if is_statistic else model_rules.OF_STATE
                 moving.append((variable, self._turn_of(value, variable.path, advice)))
             else:
                 following.append(variable)

@@ -412,7 +412,7 @@ def _saved(directory: RunDirectory) -> Iterator[int]:
     """Yield the generations of saves, finished and not, as far as they can be read."""
     with contextlib.suppress(OSError):
         for name in os.listdir(directory.checkpoints_path):
-            save = StagingName.parse(name) or StagingName.parse_bad(name)
+            save = StagingName.parse(name, "tmp", "bad")
             if save is not None:
                 yield save.generation
     if (newest := directory.newest_step) is not None:

@@ -251,7 +251,7 @@ class Saver:
         generation = self._membership.world.generation
         if self._prepared_for != (generation, part, parts):
             self._prepared_for = generation, part, parts
-            plan, attempt = self._plan(state()), self._context.saves.newest + 1
+            plan, attempt = self._plan(state()), self._context.newest_save + 1
             self._way.prepare(plan, part, parts, generation=generation, attempt=attempt)
 
     def save_halted(
@@ -294,7 +294,7 @@ class Saver:
 
     def _launch(self, cursor: Cursor, state: Tensors, fields: Mapping[str, object]) -> SaveInFlight:
         self.prepare(lambda: state)
-        self._attempt = self._context.saves.newest = self._context.saves.newest + 1
+        self._attempt = self._context.newest_save = self._context.newest_save + 1
         mine = PendingSave()
         if self._part is not None:
             part, parts = self._part
@@ -318,7 +318,7 @@ class Saver:
 
     def _committed(self, flight: SaveInFlight) -> None:
         self._flight = None
-        self._context.saves.newest += 1
+        self._context.newest_save += 1
         self._way.keep_only(self._attempt)
         self._failures.clear()
         self.saved_step, self.is_unfinished = flight.step, False

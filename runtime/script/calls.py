@@ -112,41 +112,32 @@ class _Exchanged(functools.partial[Any]):
 
 def share_names(record: ScriptRecord, script: CallingScript) -> None:
     """Let the script of this process name by the first date that the run has read."""
-    names = NamesByDate(record, script)
-    exchange(time, "strftime", functools.partial(names.strftime, time.strftime))
+    began, counts = time.time(), Counter[str]()
 
-
-class NamesByDate:
-    """The names of one process that runs a script."""
-
-    def __init__(self, record: ScriptRecord, script: CallingScript) -> None:
-        self._record = record
-        self._script = script
-        self._began = time.time()
-        self._counts: Counter[str] = Counter()
-
-    def strftime(self, plain: Any, form: str, *moment: Any) -> str:
-        """Stand for ``time.strftime``."""
+    def strftime(plain: Any, form: str, *moment: Any) -> str:
         text: str = plain(form, *moment)
         frame = sys._getframe(1)
-        is_scripts = self._script.is_here() and self._script.owns(frame.f_code)
-        if not is_scripts or ":" in form or not self._is_present(*moment):
+        is_scripts = script.is_here() and script.owns(frame.f_code)
+        if not is_scripts or ":" in form or not _is_present(began, *moment):
             return text
         # Dates have put microseconds into the format.
-        key = f"name {_DIGITS.sub('', form)} in {self._script.place(frame.f_code)}"
-        self._counts[key] += 1
-        number = self._counts[key]
-        return text if number > _MOST_NAMES else str(self._record.first(f"{key} {number}", text))
+        key = f"name {_DIGITS.sub('', form)} in {script.place(frame.f_code)}"
+        counts[key] += 1
+        number = counts[key]
+        return text if number > _MOST_NAMES else str(record.first(f"{key} {number}", text))
 
-    def _is_present(self, moment: Any = None) -> bool:
-        """Return whether a moment, here or at Greenwich, was read in this process; a day counts."""
-        if moment is None:
-            return True
-        since = self._began - (_SLACK_S if any(moment[3:6]) else _DAY_S)
-        with contextlib.suppress(OverflowError):
-            read = calendar.timegm(moment), time.mktime(moment)
-            return any(since <= found <= time.time() + _SLACK_S for found in read)
-        return False
+    exchange(time, "strftime", functools.partial(strftime, time.strftime))
+
+
+def _is_present(began: float, moment: Any = None) -> bool:
+    """Return whether a moment, here or at Greenwich, was read since ``began``; a day counts."""
+    if moment is None:
+        return True
+    since = began - (_SLACK_S if any(moment[3:6]) else _DAY_S)
+    with contextlib.suppress(OverflowError):
+        read = calendar.timegm(moment), time.mktime(moment)
+        return any(since <= found <= time.time() + _SLACK_S for found in read)
+    return False
 
 
 class CallingScript:
@@ -159,7 +150,9 @@ class CallingScript:
         self._script = str(script)
         self._process = os.getpid()
         self._thread = threading.get_ident()
-        self._owns = functools.lru_cache(maxsize=4096)(self._find_out)
+        self._owns = functools.lru_cache(maxsize=4096)(
+            lambda file: file == self._script or is_users(file)
+        )
         self.training = 0
         """The number of the last training that the script has come to."""
 
@@ -201,9 +194,6 @@ class CallingScript:
     def is_here(self) -> bool:
         """Return whether this is the main thread of the script, outside of trainings."""
         return threading.get_ident() == self._thread and not self.is_forked and not _trainings
-
-    def _find_out(self, file: str) -> bool:
-        return file == self._script or is_users(file)
 
 
 def _is_on_behalf(module: str) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.ledger import Cursor
@@ -52,8 +52,11 @@ class Commit:
     data_ended: bool = False
 
 
-class CallbackHost(Protocol):
-    """Goes along with one stage of the training on one worker; what it leaves out does nothing."""
+class CallbackHost:
+    """Goes along with one stage of the training on one worker.
+
+    What it leaves out does nothing, so without any the class itself serves.
+    """
 
     def restore(self, cursor: Cursor, notes: Notes | None) -> None:
         """Begin at ``cursor``, or go on from it with the ``notes`` that belong to it.
@@ -133,10 +136,6 @@ class CallbackHost(Protocol):
     def load(self, tensors: Tensors) -> None:
         """Take over the arrays that ``tensors`` has returned, on this worker or another."""
         return
-
-
-class Alone(CallbackHost):
-    """No callback host: it hears of everything, and does nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.model.model_rules import some_of
 from holdfast.runtime.model.step_facts import DIGEST, GraphFacts, value_of
 from holdfast.runtime.run.events import NumericsDiffer
 from holdfast.runtime.run.numerics import Numerics, differences, differing, refuse_differences
@@ -341,16 +342,12 @@ def _short(name: str) -> str:
 
 
 def _sides(gone: Sequence[str], new: Sequence[str]) -> str:
+    old, mine = some_of(gone, _MOST_TOLD), some_of(new, _MOST_TOLD)
     if not new:
-        return f"the checkpoint has {_listed(gone)}, which the script does not have"
+        return f"the checkpoint has {old}, which the script does not have"
     if not gone:
-        return f"the script has {_listed(new)}, which the checkpoint does not have"
-    return f"the checkpoint has {_listed(gone)}; the script has {_listed(new)}"
-
-
-def _listed(tensors: Sequence[str]) -> str:
-    more = len(tensors) - _MOST_TOLD
-    return ", ".join(tensors[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
+        return f"the script has {mine}, which the checkpoint does not have"
+    return f"the checkpoint has {old}; the script has {mine}"
 
 
 @dataclass(frozen=True, slots=True)

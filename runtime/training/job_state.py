@@ -34,7 +34,7 @@ from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.data.feed import Pipelines
 from holdfast.runtime.exchange.membership import Communicator, Membership, WorldBroken
-from holdfast.runtime.model.replica import FactsTeller, Replica
+from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.step_facts import StepFacts, value_of
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.script.calls import random_states
@@ -86,7 +86,8 @@ class TrainingState:
     @functools.cached_property
     def facts(self) -> StepFacts | None:
         """What the step was made of at first, None for a replica that does not tell."""
-        return self.replica.facts() if isinstance(self.replica, FactsTeller) else None
+        facts: Callable[[], StepFacts] | None = getattr(self.replica, "facts", None)
+        return facts and facts()
 
     @functools.cached_property
     def made(self) -> Mapping[str, str]:
@@ -333,7 +334,7 @@ class Rest:
             worker,
             version=cursor.version if is_known else NO_STATE,
             is_settled=before is None,
-            saves=self._context.saves.newest,
+            saves=self._context.newest_save,
             is_saved=is_saved,
             step=cursor.step,
             words=self._words(cursor) if before is None else before.words,

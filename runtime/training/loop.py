@@ -6,7 +6,7 @@ does.
 
 A microbatch that a worker has not owned yet may have another shape, and the first one of
 a shape costs a trace.  A worker that adopts one in a recovery should not pay then.  So
-`Preparation` makes the replica ready for all shapes of the job after the first commits, one
+`preparing` makes the replica ready for all shapes of the job after the first commits, one
 shape at a time.  All this frees more memory than a step needs, which is then returned.
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 from holdfast.recovery.fault import Site
 from holdfast.recovery.ledger import Cursor
@@ -47,7 +46,7 @@ from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.own_process import trim_memory
 from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import Phase, RequestFlag
-from holdfast.runtime.training.callback_host import Alone, Commit, Due
+from holdfast.runtime.training.callback_host import CallbackHost, Commit, Due
 from holdfast.runtime.training.consistency import STEP, Mine, StepRecord, compare
 from holdfast.runtime.training.job_state import NO_STATE, Rest, TrainingState, agree_on_effects
 from holdfast.runtime.training.progress import Progress, ProgressTeller, RepairCount
@@ -72,7 +71,7 @@ class TrainingLoop:
         self._replica = replica
         self._state = state
         self._callback_host = state.callback_host
-        self._has_callbacks = not isinstance(state.callback_host, Alone)
+        self._has_callbacks = type(state.callback_host) is not CallbackHost
         self._job = job
         self._membership = membership
         shown = job.work_plan.last_epoch, job.verbose
@@ -81,7 +80,7 @@ class TrainingLoop:
         """The committed cursor, and the metrics of the last epoch."""
         self._teller = ProgressTeller(context.page, replica, job)
         context.beats[:] = [self._teller.tell]
-        self._preparation = Preparation(replica, job, context.page.enter)
+        self._preparing = preparing(replica, job, context.page.enter)
         self._saver = Saver(context, self._membership, job.work_plan, job.save_terms, self.records)
         self._clock = SaveClock(job.schedule, context.config.history, self.records.note)
         self._moving = context.halt.moving
@@ -396,7 +395,7 @@ class TrainingLoop:
         self._forget_leaves()
         if self._is_scattered:
             self._gather_again()
-        self._preparation.prepare_next()
+        next(self._preparing, None)
         self._repairs.attempts = 0
         cursor, page = self.progress.cursor, self._context.page
         page.phase = Phase.TRAINING
@@ -484,47 +483,23 @@ _WORK: dict[StepState, tuple[Callable[[TrainingLoop], StepEvent], Activity]] = {
 }
 
 
-@runtime_checkable
-class Preparable(Protocol):
-    """A replica that needs preparation for each shape of microbatch."""
+def preparing(
+    replica: Replica, job: TrainingJob, enter: Callable[[Activity], None]
+) -> Iterator[None]:
+    """Prepare the replica for one more size of microbatches each time this is read on.
 
-    def prepare(self, batch: Microbatch) -> None:
-        """Become ready for microbatches of this shape; changes no state."""
-
-
-class Preparation:
-    """The shapes for which a replica must still be prepared."""
-
-    def __init__(
-        self,
-        replica: Replica,
-        job: TrainingJob,
-        enter: Callable[[Activity], None] = lambda _: None,
-    ) -> None:
-        self._prepare = replica.prepare if isinstance(replica, Preparable) else None
-        self._enter = enter
-        self._samples = _one_of_each_size(job)
-        self._has_left_memory = True
-
-    def prepare_next(self) -> None:
-        """Prepare the replica for one more shape; after the last, return what that has freed."""
-        batch = None if self._prepare is None else next(self._samples, None)
-        if self._prepare is not None and batch is not None:
-            self._enter(Activity.COMPILE)
-            self._prepare(batch)
-            self._enter(Activity.APPLY)
-        elif self._has_left_memory:
-            self._has_left_memory = False
-            trim_memory()
-
-
-def _one_of_each_size(job: TrainingJob) -> Iterator[Microbatch]:
-    """Yield one microbatch of every size that the job has."""
+    After the last one, what that has freed is returned to the system.
+    """
+    prepare: Callable[[Microbatch], None] | None = getattr(replica, "prepare", None)
     known: set[tuple[Hashable, int]] = set()
-    for key, read in _every_size(job):
-        if key[1] and key not in known:
+    for key, read in _every_size(job) if prepare else ():
+        if prepare and key[1] and key not in known:
             known.add(key)
-            yield read()
+            enter(Activity.COMPILE)
+            prepare(read())
+            enter(Activity.APPLY)
+            yield
+    trim_memory()
 
 
 def _every_size(

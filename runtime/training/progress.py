@@ -23,14 +23,11 @@ from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.work_plan import NO_END, Work
 from holdfast.runtime.errors import ProgramError, RecoveryImpossible, WorldLost
 from holdfast.runtime.model.replica import (
-    Finishing,
-    MetricsHolder,
-    OverflowTaker,
     Replica,
     Sums,
-    TurnTaker,
     epoch_sums,
     first_cursor,
+    hold_metrics,
     pass_sums,
 )
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -61,7 +58,6 @@ class Progress:
 
     def __init__(self, replica: Replica, job: TrainingJob, records: LoopRecords) -> None:
         self._replica = replica
-        self._turns = replica if isinstance(replica, TurnTaker) else None
         self._epoch_sums = epoch_sums(replica)
         self._job = job
         self._records = records
@@ -101,7 +97,7 @@ class Progress:
             measured = self.metrics, self.validation or {}
             self.measured = EpochMetrics.join(commit.epoch, cursor.step, *measured)
         if due.work is Work.TRAIN:
-            self._hold(cursor.sums, cursor.ledger.samples)
+            hold_metrics(self._replica, cursor.sums, cursor.ledger.samples)
         return self._seen(due.work)
 
     def _seen(self, work: Work) -> Commit:
@@ -131,15 +127,16 @@ class Progress:
 
     def finish(self) -> None:
         """End the training of the replica's weights; done again, it changes nothing."""
-        if isinstance(self._replica, Finishing):
-            self._replica.finish()
+        if finish := getattr(self._replica, "finish", None):
+            finish()
 
     def refusal(self, total: Total) -> ProgramError | None:
         """Return the error of a total that is not finite, None if replica or script take it."""
         replica = self._replica
         if self._job.takes_nan:
             return None
-        if isinstance(replica, OverflowTaker) and replica.takes_overflow(total.contribution):
+        takes_overflow = getattr(replica, "takes_overflow", None)
+        if takes_overflow and takes_overflow(total.contribution):
             return None
         samples = max(total.samples, 1)
         results = replica.results(self._step_sums(total), samples)
@@ -167,11 +164,11 @@ class Progress:
             self._check_ledger(epoch)
             if work_plan.next_work(self.cursor) is not Work.EVALUATE:
                 self._end_epoch(epoch, None)
-            self._hold(self.cursor.sums, self.cursor.ledger.samples)
+            hold_metrics(self._replica, self.cursor.sums, self.cursor.ledger.samples)
 
     @property
     def _turn(self) -> int:
-        return 0 if self._turns is None else self._turns.turn
+        return int(getattr(self._replica, "turn", 0))
 
     def _commit_evaluation(self, total: Total) -> None:
         passed = pass_sums(self._replica, self._replica.shape.metrics, total.contribution)
@@ -181,12 +178,7 @@ class Progress:
         self.cursor = replace(cursor, sums=self._epoch_sums.with_pass(before, passed))
         validation = self._replica.results(sums, total.samples)
         self._end_epoch(self._job.work_plan.epoch_of(self.cursor), validation)
-        self._hold(sums, total.samples)
-
-    def _hold(self, sums: Sums, samples: int) -> None:
-        """Let the model's metrics be what they are after this work in Keras."""
-        if isinstance(self._replica, MetricsHolder):
-            self._replica.hold(sums, samples)
+        hold_metrics(self._replica, sums, total.samples)
 
     def _end_epoch(self, epoch: int, validation: dict[str, float] | None) -> None:
         self.metrics = self._replica.results(self.cursor.sums, self.cursor.ledger.samples)

@@ -41,7 +41,7 @@ from holdfast.runtime.run.script_record import TRAININGS
 from holdfast.runtime.script.calls import during_training
 from holdfast.runtime.system.channel import to_message
 from holdfast.runtime.system.worker_status import Phase, SurvivorsMet, TrainingBegun, TrainingFailed
-from holdfast.runtime.training.callback_host import Alone, CallbackHost
+from holdfast.runtime.training.callback_host import CallbackHost
 from holdfast.runtime.training.job_state import FAILED, TrainingState
 from holdfast.runtime.training.loop import TrainingLoop
 from holdfast.runtime.training.progress import RepairCount, check_metric
@@ -91,14 +91,6 @@ def is_first() -> bool:
     return contexts.rank() == 0 if _stages is None else _stages.is_first
 
 
-class _NotBegun(Exception):
-    """The script has failed to begin its training, on all workers alike."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
-
-
 class Stages:
     """All stages that this process has begun."""
 
@@ -132,7 +124,7 @@ class Stages:
         self,
         request: TrainingRequest,
         build: BuildReplica,
-        callback_host: MakeCallbackHost = lambda _: Alone(),
+        callback_host: MakeCallbackHost = lambda _: CallbackHost(),
     ) -> StageEnd:
         """Train the next stage to its end, through deaths of workers.
 
@@ -149,12 +141,9 @@ class Stages:
         try:
             with during_training():
                 end = self._train(request, build, callback_host)
-        except _NotBegun as failed:
-            contexts.trainings.end = failed.error
-            self._end_at(self.stage.begin, by_error=True)
-            raise failed.error from failed.error.__cause__
         except BaseException as error:  # the script may catch it, and go on
-            self._fail(error)
+            if self._is_under_way:
+                self._fail(error)
             raise
         if end.error is not None:
             contexts.trainings.end = end.error
@@ -214,8 +203,9 @@ class Stages:
         except JobError:
             raise
         except Exception as error:
-            if self._has_failed_on_all():
-                raise _NotBegun(error) from error
+            if self._has_failed_on_all():  # then it has ended, and another one may follow
+                contexts.trainings.end = error
+                self._end_at(self.stage.begin, by_error=True)
             raise
         for notice in getattr(replica, "notices", ()):
             self.context.notify(notice)
@@ -423,15 +413,12 @@ class Trainer:
             JobError: the job cannot go on; one sentence gives the reason.
             StopRequested: the job was asked to stop.  It is no ``Exception``.
         """
-        if is_refused(self._model, self._first_inputs):
+        if is_refused(self._model, lambda: read_microbatch(self._data, np.arange(1), seed=0).x):
             return Result(0, "", is_first=True)
         end = stages_of_script().train(self._request, self._build)
         if end.error is not None:
             raise end.error
         return Result(end.cursor.step, end.sha256, end.is_first, end.metrics, end.validation)
-
-    def _first_inputs(self) -> Any:
-        return read_microbatch(self._data, np.arange(1), seed=0).x
 
     def _build(self, job: TrainingJob, context: WorkerContext) -> Replica:
         options = context.config.options

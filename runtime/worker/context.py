@@ -39,16 +39,6 @@ class Tell(Protocol):
 
 
 @dataclass(slots=True)
-class SaveNumbers:
-    """The numbers of this worker's saves, the same on all workers; the agent knows each by its own.
-
-    Even and odd ones have memory of their own, so one is left out after each save that is durable.
-    """
-
-    newest: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerContext:
     """All partners of the training loop outside of it."""
 
@@ -62,7 +52,11 @@ class WorkerContext:
     """Asks the agent and waits for its answer, which always comes."""
     rejected: set[int] = field(default_factory=set)
     """Steps on the disk that this launch has rejected, and not saved again."""
-    saves: SaveNumbers = field(default_factory=SaveNumbers)
+    newest_save: int = 0
+    """The number of this worker's newest save, the same on all workers.
+
+    Even and odd ones have memory of their own, so one is left out after each save that is durable.
+    """
     halt: Halt = field(default_factory=Halt)
     """What is saved if the worker has to stop in the middle of a step or of the script."""
     beats: list[Callable[[], None]] = field(default_factory=list)
@@ -222,14 +216,6 @@ class TrainingRefused(Ending):
     """A script has reached its training in a process that wants only its model."""
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedTraining:
-    """The model, or the function that makes it, and what reads the inputs of a first sample."""
-
-    model: Any
-    first_inputs: Callable[[], Any]
-
-
 @dataclass(slots=True)
 class Refusal:
     """The trainings of a script so far; the one of number ``wanted``, from 1, ends the script."""
@@ -237,8 +223,10 @@ class Refusal:
     wanted: int
     number: int = 0
     """How many there were."""
-    training: RefusedTraining | None = None
-    """The one that was wanted, None if the script has not come to it."""
+    model: Any = None
+    """That of the wanted one, or the function that makes it."""
+    first_inputs: Callable[[], Any] | None = None
+    """Reads the inputs of its first sample; None if the script has not come to it."""
 
 
 _refusal: Refusal | None = None
@@ -265,7 +253,7 @@ def is_refused(model: Any, first_inputs: Callable[[], Any]) -> bool:
         return False
     _refusal.number += 1
     if _refusal.number == _refusal.wanted:
-        _refusal.training = RefusedTraining(model, first_inputs)
-    if _refusal.training is not None:
+        _refusal.model, _refusal.first_inputs = model, first_inputs
+    if _refusal.first_inputs is not None:
         raise TrainingRefused("the script is only asked for its model here, not to train it")
     return True

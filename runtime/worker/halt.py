@@ -88,28 +88,23 @@ class HaltWatch:
     """
 
     def __init__(
-        self, worker: WorkerId, page: WorkerStatus, tell: Callable[[OwnReport], None]
+        self, worker: WorkerId, page: WorkerStatus, halt: Halt, tell: Callable[[OwnReport], None]
     ) -> None:
         self._worker = worker
         self._page = page
+        self._halt = halt
         self._tell = tell
-        self._thread: threading.Thread | None = None
-
-    def begin(self, halt: Halt) -> None:
-        """Look from now on."""
-        self._thread = threading.Thread(
-            target=self._run, args=(halt,), name="holdfast-halt", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="holdfast-halt", daemon=True)
 
     def poll(self) -> None:
         """Begin to halt, if that was asked for; it does not wait."""
-        if self._page.is_halt_asked and self._thread is not None and self._thread.ident is None:
+        if self._page.is_halt_asked and self._thread.ident is None:
             with contextlib.suppress(OSError):  # none to spare just now: the next look tries again
                 start_thread(self._thread)
 
-    def _run(self, halt: Halt) -> None:
-        with halt.moving:  # to the end of the process
-            resting, obeyed = halt.resting, 0
+    def _run(self) -> None:
+        with self._halt.moving:  # to the end of the process
+            resting, obeyed = self._halt.resting, 0
             self._tell(resting.describe_held(self._worker))
             while True:
                 if self._page.halt_orders == obeyed:

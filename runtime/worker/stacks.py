@@ -77,11 +77,6 @@ class Frame:
         return f"{self.name} ({self.file}:{self.line})"
 
     @property
-    def is_around_users(self) -> bool:
-        """Whether the code is ours, and only waits for what the script has given it."""
-        return self.file.startswith(_AROUND_USERS)
-
-    @property
     def short(self) -> str:
         """The call without the folder of its file."""
         return f"{self.name} ({Path(self.file).name}:{self.line})"
@@ -170,7 +165,7 @@ class Stacks:
         """
         main = self.threads[0] if self.threads else Thread("main thread", ())
         place = main.place
-        if place is not None and place.is_around_users:
+        if place is not None and place.file.startswith(_AROUND_USERS):
             others = (one for one in self.threads[1:] if self.is_reading and one.serves_a_pipeline)
             place = next(others, main).users_place or place
         return "" if place is None else place.short

@@ -105,7 +105,6 @@ def main(
     agent = Channel.adopt(control_fd)
     page = WorkerStatus(heartbeat_fd)
     listen(page)
-    watch = HaltWatch(config.worker, page, lambda report: agent.send(to_message(report)))
     beats: list[Callable[[], None]] = []
     interval_s = pulse_interval_s(config.options.heartbeat_timeout_s)
     Pulse(page, interval_s, lambda: [beat() for beat in beats]).start()
@@ -115,7 +114,7 @@ def main(
     take_device(config.place_on_host)  # MPI may look for devices, too
     context = _join(config, agent, page)
     install(context)
-    watch.begin(context.halt)
+    watch = HaltWatch(config.worker, page, context.halt, context.report)
     beats += [watch.poll, context.beat]
     page.phase = Phase.STARTING
     page.enter(Activity.SCRIPT)

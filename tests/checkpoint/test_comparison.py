@@ -11,7 +11,7 @@ from whole_save import save
 
 from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.manifest import Header
-from holdfast.checkpoint.scan import Comparison, OpenedStep, compare_steps
+from holdfast.checkpoint.scan import Comparison, compare_steps
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
 
@@ -23,8 +23,7 @@ def compare(store: CheckpointStore, other: dict[str, Tensor], writers: int = WRI
 
 
 def compare_saved(store: CheckpointStore) -> Comparison:
-    scans = [store.scan(step) for step in (STEP, STEP + 1)]
-    return compare_steps(*(OpenedStep(scan, scan.manifest()) for scan in scans))
+    return compare_steps(store.scan(STEP), store.scan(STEP + 1))
 
 
 @pytest.mark.parametrize("writers", [WRITERS, 1])

@@ -28,7 +28,7 @@ from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.worker_status import WorkerStatus
-from holdfast.runtime.training.callback_host import Alone
+from holdfast.runtime.training.callback_host import CallbackHost
 from holdfast.runtime.training.consistency import Mine
 from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.restoring import JobRestore, Patience
@@ -95,7 +95,7 @@ class Run:
 
     def save(self, step: int, fill: float, writers: int) -> Path:
         """Save a state whose weights are all ``fill``."""
-        state = TrainingState(Weights(fill), Alone()).tensors(Cursor.start(1))
+        state = TrainingState(Weights(fill), CallbackHost()).tensors(Cursor.start(1))
         cursor = dict(self.job.facts_of_run) | {"step": step}
         return self.save_state(state, step, cursor, writers=writers)
 
@@ -128,7 +128,7 @@ class Run:
             clock = self.clocks[communicator.rank] = Clock(self.on_nap)
             self.contexts[communicator.rank] = context
             try:
-                state = TrainingState(replica, Alone())
+                state = TrainingState(replica, CallbackHost())
                 mine = Mine(context, self.job, state, Cursor.start(1))
                 restored = JobRestore(mine, communicator, clock.patience).run()
             except WorldBroken:

@@ -435,9 +435,9 @@ def test_first_fit_ends_the_script_and_gives_model_and_inputs(given: str) -> Non
     with model_only() as refusal, pytest.raises(TrainingRefused, match="only asked for its model"):
         model.fit(*data)
 
-    assert refusal.training is not None
-    assert refusal.training.model is model
-    assert np.asarray(refusal.training.first_inputs()).tolist() == [[0.0]]
+    assert refusal.first_inputs is not None
+    assert refusal.model is model
+    assert np.asarray(refusal.first_inputs()).tolist() == [[0.0]]
     assert all(map(np.array_equal, before, model.get_weights()))
 
 
@@ -448,13 +448,13 @@ def test_fits_before_the_one_that_is_wanted_give_an_empty_history() -> None:
 
     with model_only(wanted=2) as refusal:
         history = first.fit(X, X, epochs=3)
-        assert refusal.training is None
+        assert refusal.first_inputs is None
         with pytest.raises(TrainingRefused):
             second.fit(X, X)
 
     assert history.history == {}
-    assert refusal.training is not None
-    assert refusal.training.model is second
+    assert refusal.first_inputs is not None
+    assert refusal.model is second
     assert all(map(np.array_equal, before, first.get_weights()))
 
 

@@ -29,7 +29,7 @@ from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.system.timeline import Activity, changes_in
 from holdfast.runtime.system.worker_status import WorkerStatus
-from holdfast.runtime.training.callback_host import Alone, Notes
+from holdfast.runtime.training.callback_host import CallbackHost, Notes
 from holdfast.runtime.training.job_state import TrainingState, agree_on_effects
 
 pytestmark = pytest.mark.usefixtures("one_core")
@@ -237,7 +237,7 @@ def test_nobody_counts_as_waiting_while_graphs_are_traced_and_a_stage_ends(
     assert waited == {"prepare": {False}, "end": {False}}
 
 
-class Effective(Alone):
+class Effective(CallbackHost):
     """A callback host whose round had these effects, and what it hears of the decision."""
 
     has_effects = True

@@ -25,7 +25,7 @@ from holdfast.runtime.model.step_facts import GraphFacts, StepFacts
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.codec import to_plain
-from holdfast.runtime.training.callback_host import CALLBACKS, Alone
+from holdfast.runtime.training.callback_host import CALLBACKS, CallbackHost
 from holdfast.runtime.training.consistency import (
     Mine,
     StepRecord,
@@ -62,7 +62,9 @@ class Worker:
     """What one worker has built."""
 
     job: TrainingJob = field(default_factory=job)
-    state: TrainingState = field(default_factory=lambda: TrainingState(TinyReplica(), Alone()))
+    state: TrainingState = field(
+        default_factory=lambda: TrainingState(TinyReplica(), CallbackHost())
+    )
 
 
 class Peers:
@@ -327,7 +329,7 @@ class StrikeResult(TinyReplica):
         return StepFacts(graphs, told["read"], lambda: told["settings"])
 
 
-class Set(Alone):
+class Set(CallbackHost):
     """A callback host with settings."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
@@ -346,7 +348,7 @@ class Wider(TinyReplica):
 
 
 def built(settings: Mapping[str, str] | None = None, **facts: Any) -> Worker:
-    host = Alone() if settings is None else Set(settings)
+    host = CallbackHost() if settings is None else Set(settings)
     return Worker(state=TrainingState(StrikeResult(**facts), host))
 
 
@@ -383,7 +385,7 @@ def built(settings: Mapping[str, str] | None = None, **facts: Any) -> Worker:
         ),
         (
             Worker(),
-            Worker(state=TrainingState(Wider(), Alone())),
+            Worker(state=TrainingState(Wider(), CallbackHost())),
             "in the shape of weights: (37,) float32 on worker 4, (50,) float32 on worker 7",
         ),
     ],
@@ -410,7 +412,7 @@ def test_callbacks_that_one_worker_alone_has_are_named_with_both_lists(peers: Pe
 
 @pytest.mark.usefixtures("one_core")
 def test_weights_that_differ_at_the_beginning_are_named(peers: Peers) -> None:
-    other = Worker(state=TrainingState(TinyReplica(), Alone()))
+    other = Worker(state=TrainingState(TinyReplica(), CallbackHost()))
     other.state.replica.state()["weights"][:] += np.float32(0.5)  # type: ignore[index]
 
     assert peers.compare(ONE, ONE, ONE, weights=True) == "the same"

@@ -15,7 +15,7 @@ from holdfast.checkpoint.names import step_name
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.order import SampleOrder
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.training.callback_host import Alone
+from holdfast.runtime.training.callback_host import CallbackHost
 from holdfast.runtime.training.consistency import Mine
 from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.restoring import JobRestore
@@ -93,7 +93,7 @@ def test_other_samples_are_refused_with_both_ways_out(
 def save_of(run: Run, stage: Stage, step: int, **fields: object) -> None:
     """Save a state of a training of the run's script."""
     cursor = stage.into({**run.job.facts_of_run, "step": step, **fields})
-    state = TrainingState(Weights(float(step)), Alone()).tensors(Cursor.start(1))
+    state = TrainingState(Weights(float(step)), CallbackHost()).tensors(Cursor.start(1))
     run.save_state(state, step, cursor)
 
 
@@ -173,7 +173,7 @@ def test_checkpoint_of_another_training_is_not_rejected(run: Run) -> None:
     train(run, FIRST, 10)
     context = run.context()
 
-    mine = Mine(context, run.job, TrainingState(Weights(0.0), Alone()), Cursor.start(1))
+    mine = Mine(context, run.job, TrainingState(Weights(0.0), CallbackHost()), Cursor.start(1))
     restored = JobRestore(mine, context.communicator).run()
 
     assert restored is not None
@@ -195,7 +195,7 @@ def test_earlier_training_prunes_nothing_of_a_later_one(run: Run) -> None:
 
 def test_checkpoint_of_another_run_is_rejected(run: Run) -> None:
     run.save(10, 1.0, writers=2)
-    state = TrainingState(Weights(2.0), Alone()).tensors(Cursor.start(1))
+    state = TrainingState(Weights(2.0), CallbackHost()).tensors(Cursor.start(1))
     save(run.store, state, header=Header("other", 1, 20), cursor=dict(run.job.facts_of_run))
 
     assert run.restore(ranks=2) == [(10, 1.0)] * 2
@@ -209,7 +209,7 @@ def test_damaged_step_below_that_of_another_run_is_named(run: Run) -> None:
     run.save(10, 1.0, writers=2)
     directory = run.save(20, 2.0, writers=2)
     (directory / "MANIFEST.json").write_bytes(b"{}\n")
-    state = TrainingState(Weights(3.0), Alone()).tensors(Cursor.start(1))
+    state = TrainingState(Weights(3.0), CallbackHost()).tensors(Cursor.start(1))
     save(run.store, state, header=Header("other", 1, 30), cursor=dict(run.job.facts_of_run))
 
     assert run.restore(ranks=2) == [(10, 1.0)] * 2
@@ -219,7 +219,7 @@ def test_damaged_step_below_that_of_another_run_is_named(run: Run) -> None:
 
 
 def test_checkpoint_of_unknown_numerics_is_refused(run: Run) -> None:
-    state = TrainingState(Weights(1.0), Alone()).tensors(Cursor.start(1))
+    state = TrainingState(Weights(1.0), CallbackHost()).tensors(Cursor.start(1))
     save(run.store, state, header=Header("run", 1, 10), cursor=run.job.facts_of_run)
 
     with pytest.raises(UsageError, match="checkpoint step 10: the job's numerics have missing"):

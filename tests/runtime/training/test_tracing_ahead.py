@@ -11,7 +11,7 @@ from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.data.samples import ArrayData, Data, SampleIds, Samples
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.training.loop import Preparation
+from holdfast.runtime.training.loop import preparing
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 
 
@@ -57,10 +57,7 @@ def test_each_size_is_prepared_once(
     validation: Data | None, batch: int | None, sizes: list[int]
 ) -> None:
     replica = Preparing()
-    preparation = Preparation(replica, job(data(23), validation, batch))
-
-    for _ in range(12):
-        preparation.prepare_next()
+    list(preparing(replica, job(data(23), validation, batch), lambda _: None))
 
     assert replica.sizes == sizes
 
@@ -68,9 +65,7 @@ def test_each_size_is_prepared_once(
 def test_one_shape_is_prepared_at_a_time_and_only_its_samples_are_read() -> None:
     replica = Preparing()
     samples = Counting(np.ones((23, FEATURES), np.float32), np.ones(23, np.float32))
-    preparation = Preparation(replica, job(samples))
-
-    preparation.prepare_next()
+    next(preparing(replica, job(samples), lambda _: None))
 
     assert replica.sizes == [3]
     assert samples.reads == 1
@@ -78,9 +73,6 @@ def test_one_shape_is_prepared_at_a_time_and_only_its_samples_are_read() -> None
 
 def test_pipeline_is_prepared_for_by_its_first_batch() -> None:
     replica = Preparing()
-    preparation = Preparation(replica, job(Feed(Drawn((9, 30)), 2)))
-
-    for _ in range(12):
-        preparation.prepare_next()
+    list(preparing(replica, job(Feed(Drawn((9, 30)), 2)), lambda _: None))
 
     assert replica.sizes == [3, 2]

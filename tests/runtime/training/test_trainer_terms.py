@@ -80,9 +80,9 @@ def test_script_that_is_asked_for_its_model_does_not_train() -> None:
             trainer_of("second").run()
 
     assert first == Result(0, "", is_first=True)
-    assert refusal.training is not None
-    assert refusal.training.model == "second"
-    assert refusal.training.first_inputs().tolist() == data().read(np.arange(1))[0].tolist()
+    assert refusal.first_inputs is not None
+    assert refusal.model == "second"
+    assert refusal.first_inputs().tolist() == data().read(np.arange(1))[0].tolist()
 
 
 def test_result_is_the_end_of_the_stage_that_was_wished_for(

@@ -179,15 +179,15 @@ def test_script_asked_for_its_model_trains_nothing_and_ends_at_the_wanted_traini
     with contextlib.suppress(KeyError), training_refused(wanted) as refusal:
         for number in range(1, wanted):
             assert is_refused(number, str)
-        assert refusal.training is None
+        assert refusal.first_inputs is None
         for number in (wanted, wanted + 1):
             with pytest.raises(TrainingRefused, match="only asked for its model"):
                 is_refused(number, str)
         raise KeyError("a mistake of the script")
 
-    assert refusal.training is not None
-    assert (refusal.training.model, refusal.training.first_inputs()) == (wanted, "")
+    assert refusal.first_inputs is not None
+    assert (refusal.model, refusal.first_inputs()) == (wanted, "")
     assert not is_refused("model", str)
     with training_refused(wanted) as another:
-        assert another.training is None
+        assert another.first_inputs is None
     assert not issubclass(TrainingRefused, Exception)  # a script that catches all lets it pass

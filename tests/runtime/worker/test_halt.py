@@ -47,9 +47,7 @@ def test_halted_worker_saves_what_it_holds_while_its_main_thread_hangs(
     told: Queue[OwnReport] = Queue()
     ended: Queue[int] = Queue()
     monkeypatch.setattr(os, "_exit", ended.put)
-    watch = HaltWatch(WORKER, page, told.put)
-    watch.poll()  # nothing is known yet
-    watch.begin(halt)
+    watch = HaltWatch(WORKER, page, halt, told.put)
     halt.resting = holding
     watch.poll()
     with halt.moving:

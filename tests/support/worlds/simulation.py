@@ -56,7 +56,7 @@ from holdfast.runtime.system.channel import FDS, MessageKinds
 from holdfast.runtime.system.codec import decode
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.worker_status import RequestFlag, SurvivorsMet, WorkerStatus
-from holdfast.runtime.training.callback_host import Alone, CallbackHost
+from holdfast.runtime.training.callback_host import CallbackHost
 from holdfast.runtime.training.job_state import TrainingState
 from holdfast.runtime.training.loop import TrainingLoop
 from holdfast.runtime.training.stages import membership_of
@@ -462,7 +462,7 @@ class Launch:
     asks_at_step: int = 0
     save_every: int | str = 2
     keep_best: tuple[str, str] | None = None
-    callback_host: Callable[[TinyReplica, int], CallbackHost] = lambda replica, rank: Alone()
+    callback_host: Callable[[TinyReplica, int], CallbackHost] = lambda replica, rank: CallbackHost()
     """Makes the callback host of the worker of a rank."""
     replica: Callable[[], Any] = TinyReplica
     dies_of: type[Exception] | tuple[()] = ()
