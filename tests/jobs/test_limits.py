@@ -51,8 +51,7 @@ def test_death_by_the_oom_killer_is_named_with_figures_and_survived(
 def test_memory_that_fills_up_is_told_and_saved_before_it_kills(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """The looks are those of tests/runtime/host/test_limits.py; the open files below are told in
-    the same way, and the death is named as above."""
+    """The looks are those of tests/runtime/host/test_limits.py; the death is named as above."""
     with memory_cgroup(400 * MIB) as group:
         job = _feast(SLOW, tmp_path, group, from_step=3, mib=1)
 
