@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,8 +20,6 @@ from holdfast.recovery.reduction import (
     slice_bounds,
 )
 from holdfast.recovery.world import Assignment, WorkerId, World, adopt, assign
-
-Vector = npt.NDArray[np.float32]
 
 SIZE = 19
 
