@@ -81,11 +81,6 @@ class ChangeDetector(Generic[Key]):
     """How long each thing has stood still that was there at the last look."""
     _views: Mapping[Key, object] = field(default_factory=dict, repr=False)
 
-    def __post_init__(self) -> None:
-        """Refuse a limit that nobody could keep."""
-        if not self.limit_s > 0:
-            raise ValueError(f"some silence must be allowed, got {self.limit_s} s")
-
     def observe(self, views: Mapping[Key, object], now: float) -> ChangeDetector[Key]:
         """Return the state after a look at all things at ``now``; what is new begins to count."""
         passed_s = counted_s(self.looked_at, now, self.limit_s / LOOKS_PER_LIMIT)
@@ -246,10 +241,10 @@ class Stall:
     seconds: float
     limit_s: float
     step: int
-    is_awaited: bool = True
+    is_awaited: bool
     """Whether a peer waits for them; otherwise nobody can say that it takes too long."""
-    is_repeated: bool = False
-    """Whether no peer waits, but others were fenced at the same step: it has their limit."""
+    has_limit: bool
+    """Whether it may end with a fence: a peer waits, or others were fenced at the same step."""
 
     @property
     def is_over_half(self) -> bool:
@@ -260,11 +255,6 @@ class Stall:
     def is_over(self) -> bool:
         """Whether the workers are to be fenced."""
         return self.has_limit and self.seconds > self.limit_s
-
-    @property
-    def has_limit(self) -> bool:
-        """Whether the stall may end with a fence at all."""
-        return self.is_awaited or self.is_repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +348,8 @@ class StallDetector:
             # Nobody waits, so nobody has shown how long it takes: only the work before has.
             limit_s = max(limit_s, _FIRST_STEPS_OF_A_LIMIT * self.longest_s)
         them = tuple(sorted(working))
-        return Stall(them, self.standing_s, limit_s, step, is_awaited, is_repeated)
+        has_limit = is_awaited or is_repeated
+        return Stall(them, self.standing_s, limit_s, step, is_awaited, has_limit)
 
     def _measuring(self, paces: Mapping[WorkerId, WorkerPace], passed_s: float) -> StallDetector:
         """Return the detector with the pieces of work that have ended since the last look."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
 from typing import TypeAlias, TypeVar
@@ -183,29 +183,18 @@ def faults_of_launch(
     return (*found, *tuple(apart.values())[:most])
 
 
-@dataclass(frozen=True, slots=True)
-class FaultPlan:
-    """The faults of a job; raises ``WrongText`` when two have one address."""
-
-    faults: tuple[Fault, ...] = ()
-    _kinds: dict[Visit, FaultKind] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        """Index the faults by their addresses."""
-        kinds: dict[tuple[Visit, str], FaultKind] = {}
-        for fault in self.faults:
-            address = (fault.address, fault.host)
-            if address in kinds:
-                raise WrongText(
-                    f"'{fault}' and '{kinds[address].value}' strike at one address:"
-                    " give one of them another step, site or attempt"
-                )
-            kinds[address] = fault.kind
-        object.__setattr__(self, "_kinds", {visit: kind for (visit, _), kind in kinds.items()})
-
-    def due(self, visit: Visit) -> FaultKind | None:
-        """Return the kind of fault that strikes at ``visit``, None if no fault does."""
-        return self._kinds.get(visit)
+def index_faults(faults: Iterable[Fault]) -> dict[Visit, FaultKind]:
+    """Return the kind of each fault by its address; raises ``WrongText`` when two have one."""
+    kinds: dict[tuple[Visit, str], FaultKind] = {}
+    for fault in faults:
+        address = (fault.address, fault.host)
+        if address in kinds:
+            raise WrongText(
+                f"'{fault}' and '{kinds[address].value}' strike at one address:"
+                " give one of them another step, site or attempt"
+            )
+        kinds[address] = fault.kind
+    return {visit: kind for (visit, _), kind in kinds.items()}
 
 
 def parse_faults(texts: Iterable[str]) -> tuple[Fault | RandomFaults, ...]:

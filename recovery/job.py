@@ -376,13 +376,6 @@ class RestartBudget:
     limit: int
     spent: int = 0
 
-    def __post_init__(self) -> None:
-        """Refuse negative amounts."""
-        if self.limit < 0 or self.spent < 0:
-            raise ValueError(
-                f"limit ({self.limit}) and spent ({self.spent}) of a budget must be at least 0"
-            )
-
     def charge(self, checkpoints: int) -> RestartBudget:
         """Return the budget after one more relaunch; the lost launch has committed checkpoints.
 

@@ -243,15 +243,6 @@ def _ends_of_runs(labels: Sequence[int]) -> list[int]:
     return ends
 
 
-@dataclass(frozen=True, slots=True)
-class _Rung:
-    """One level of the way up from a leaf; ``is_left`` tells the leaf's side of the parent."""
-
-    parent: Node
-    sibling: Node
-    is_left: bool
-
-
 class PartialSums:
     """Subtree sums of the current step, folded in tree order as leaves arrive, by one thread."""
 
@@ -293,15 +284,16 @@ class PartialSums:
         """
         leaf, climb = _climb_from(index, self._microbatches)
         self._check(leaf, vector)
-        for rung in climb:
-            self._recycle(self._held.pop(rung.parent, None))
+        for parent, _ in climb:
+            self._recycle(self._held.pop(parent, None))
         node, value = leaf, vector
-        for rung in climb:
-            sibling = self._held.pop(rung.sibling, None)
-            if sibling is None:
+        for parent, sibling in climb:
+            other = self._held.pop(sibling, None)
+            if other is None:
                 break
-            value = self._fold(value, sibling) if rung.is_left else self._fold(sibling, value)
-            node = rung.parent
+            is_left = node.start < sibling.start
+            value = self._fold(value, other) if is_left else self._fold(other, value)
+            node = parent
         self._held[node] = value
 
     def missing(self, owned: Collection[int]) -> tuple[int, ...]:
@@ -373,17 +365,17 @@ class PartialSums:
 
 # A worker climbs from the same few leaves in every step.
 @functools.lru_cache(maxsize=4096)
-def _climb_from(index: int, microbatches: int) -> tuple[Node, tuple[_Rung, ...]]:
-    """Return microbatch ``index`` as a node, and the way from there up to the root."""
+def _climb_from(index: int, microbatches: int) -> tuple[Node, tuple[tuple[Node, Node], ...]]:
+    """Return microbatch ``index`` as a node, and each parent up to the root with the sibling."""
     if not 0 <= index < microbatches:
         raise ValueError(f"microbatch {index} is not one of {microbatches}")
-    node, rungs = root_of(microbatches), list[_Rung]()
+    node, climb = root_of(microbatches), list[tuple[Node, Node]]()
     while not node.is_leaf:
         left, right = children(node)
         is_left = index < left.stop
-        rungs.append(_Rung(node, right if is_left else left, is_left))
+        climb.append((node, right if is_left else left))
         node = left if is_left else right
-    return node, tuple(reversed(rungs))
+    return node, tuple(reversed(climb))
 
 
 def quiet_context() -> contextvars.Context:

@@ -231,23 +231,13 @@ def outcome(flags: int) -> Outcome:
     )
 
 
-class SavePhase(Enum):
-    """The phase of the checkpoint in flight."""
-
-    WRITING = "writing"
-    COMMITTED = "committed"
-    FAILED = "failed"
-
-
-def after_vote(phase: SavePhase, agreed: Bit) -> SavePhase:
-    """Return the phase after a vote whose outcome has the bits ``agreed``.
+def is_save_committed(agreed: Bit) -> bool | None:
+    """Return whether the checkpoint in flight is committed; None while it is being written.
 
     A failure counts once all have heard the outcome: then no process writes the save any
     more, and its memory is free on all workers alike.
     """
-    if phase is not SavePhase.WRITING or Bit.SETTLED not in agreed:
-        return phase
-    return SavePhase.COMMITTED if Bit.INTACT in agreed else SavePhase.FAILED
+    return Bit.INTACT in agreed if Bit.SETTLED in agreed else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ import numpy as np
 
 from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.tensor import bytes_of
-from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -139,7 +138,7 @@ def _context(run_dir: Path, workers: int, page: WorkerStatus) -> WorkerContext:
         cast("Any", None),  # a copy needs no peer
         Journal(RunDirectory(run_dir).journal_path, run_id="bench", source="worker 0"),
         page,
-        FaultInjector(config.worker, FaultPlan(), announce=lambda visit, kind: None),
+        FaultInjector(config.worker, {}, announce=lambda visit, kind: None),
         lambda message, fds=(): None,
         _answer,
     )

@@ -1,11 +1,8 @@
 """The process of a worker: how it is made and watched, what it is killed for, what its end tells.
 
 A worker is silent while its counter stands still.  That is measured on its own host, by the
-clock of this process: no network lies between.  One that was found is killed within two seconds,
-with or without its stacks (`worker.stacks`): a sign of life in between changes nothing.
-
-Who stands still although its heart beats is decided for all hosts at once, in `fencing`.  That asks
-here for the stacks.
+clock of this process: no network lies between.  Who stands still although its heart beats is
+decided for all hosts at once, in `fencing`, which asks here for the stacks.
 """
 
 from __future__ import annotations

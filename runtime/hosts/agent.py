@@ -132,18 +132,18 @@ class HostAgent:
         self._output.close(_ENDS_WITHIN_S)
         if not self.is_orphan:
             self._send_rest()
-        self._watchdog.close()
+        _end_watchdog(self._watchdog)
         self._shared.close()
         self._reactor.close()
         self._channel.close()
 
-    def _watched_by(self, timeout_s: float) -> Watchdog:
+    def _watched_by(self, timeout_s: float) -> HeldProcess:
         """Return a new watchdog; one that is killed is replaced."""
-        watchdog = Watchdog(self._shared, timeout_s)
+        watchdog = _start_watchdog(self._shared, timeout_s)
 
         def replace_it() -> None:
             self._reactor.forget(watchdog)
-            watchdog.close()
+            _end_watchdog(watchdog)
             self._watchdog = self._watched_by(timeout_s)
 
         self._reactor.watch(watchdog, replace_it)
@@ -281,36 +281,27 @@ def _pieces_of(lines: bytes) -> Iterator[bytes]:
         begin = end or len(lines)
 
 
-class Watchdog:
-    """The process that kills this one when its lease ended long ago, even if it is stopped."""
+def _start_watchdog(shared: WorkerStatus, timeout_s: float) -> HeldProcess:
+    """Start what kills this process when the lease in ``shared`` ended long ago, stopped or not."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return HeldProcess(pid)
+    # A thread that is not here may have held any lock when this process was forked: take none.
+    name_process("holdfast-watch")
+    die_with_parent(parent)
+    while lease_clock_s() < shared.lease_ms / 1000 + timeout_s:
+        time.sleep(min(timeout_s / 4, 1.0))
+    os.kill(parent, signal.SIGKILL)
+    os._exit(0)
 
-    def __init__(self, shared: WorkerStatus, timeout_s: float) -> None:
-        """Begin to watch the lease in ``shared``."""
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._guard(parent, shared, timeout_s)
-        self._process = HeldProcess(pid)
 
-    def fileno(self) -> int:
-        """Return what is readable when it has ended."""
-        return self._process.fileno()
-
-    def close(self) -> None:
-        """End the process; one that was killed is reaped with other strays."""
-        self._process.kill()
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._process.pid, 0)
-        self._process.close()
-
-    def _guard(self, parent: int, shared: WorkerStatus, timeout_s: float) -> None:
-        # A thread that is not here may have held any lock when this process was forked: take none.
-        name_process("holdfast-watch")
-        die_with_parent(parent)
-        while lease_clock_s() < shared.lease_ms / 1000 + timeout_s:
-            time.sleep(min(timeout_s / 4, 1.0))
-        os.kill(parent, signal.SIGKILL)
-        os._exit(0)
+def _end_watchdog(watchdog: HeldProcess) -> None:
+    """End the process; one that was killed is reaped with other strays."""
+    watchdog.kill()
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(watchdog.pid, 0)
+    watchdog.close()
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.recovery.fault import Fault, FaultPlan, parse_faults
+from holdfast.recovery.fault import Fault, index_faults, parse_faults
 from holdfast.recovery.placement import HostSlots, total_slots
 from holdfast.recovery.schedule import parse_schedule
 from holdfast.runtime.errors import UsageError
@@ -66,7 +66,7 @@ def _check_rule(rule: str) -> None:
 
 def _check_faults(texts: tuple[str, ...]) -> None:
     """Refuse addresses of faults that do not parse."""
-    FaultPlan(tuple(fault for fault in parse_faults(texts) if isinstance(fault, Fault)))
+    index_faults(fault for fault in parse_faults(texts) if isinstance(fault, Fault))
 
 
 def _number(flag: str, help: str, default: int | None, least: int, **terms: Any) -> Any:  # noqa: A002

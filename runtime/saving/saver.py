@@ -36,9 +36,8 @@ from holdfast.recovery.step import (
     REFUSAL,
     Bit,
     Outcome,
-    SavePhase,
-    after_vote,
     compare_digests,
+    is_save_committed,
 )
 from holdfast.recovery.work_plan import WorkPlan
 from holdfast.runtime.errors import StoppedEarly, WorldLost
@@ -186,15 +185,13 @@ class Saver:
         return Bit(0) if self._flight is None else self._flight.bits
 
     def hear(self, agreed: Outcome) -> None:
-        """Move the checkpoint in flight to the phase that all agreed on."""
-        flight = self._flight
-        if flight is None:
-            return
-        flight.phase = after_vote(flight.phase, agreed.save)
-        if flight.phase is SavePhase.COMMITTED:
-            self._committed(flight)
-        elif flight.phase is SavePhase.FAILED:
-            self._failed(flight)
+        """End the checkpoint in flight if all agree that it is over."""
+        if self._flight is not None:
+            match is_save_committed(agreed.save):
+                case True:
+                    self._committed(self._flight)
+                case False:
+                    self._failed(self._flight)
 
     def before_sum(self) -> None:
         """Compare states; a save whose states are equal goes on.
@@ -351,7 +348,6 @@ class SaveInFlight:
     mine: PendingSave
     began: float
     """When its copy was whole, in seconds that this process has witnessed."""
-    phase: SavePhase = SavePhase.WRITING
     is_compared: bool = False
     """Whether all workers were found to have the same state."""
 

@@ -166,16 +166,16 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
 
 
-def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Let the kernel send this process SIGKILL, or another signal, as soon as ``parent`` is dead.
+def die_with_parent(parent: int) -> None:
+    """Let the kernel send this process SIGKILL as soon as ``parent`` is dead.
 
     It comes at once when ``parent`` is not (or no longer) its parent.
     The setting follows the parent's *thread* that forked, and is lost when the
     process is handed to another parent: call it last.
     """
-    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signum))
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != parent:
-        os.kill(os.getpid(), signum)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def name_process(name: str) -> None:

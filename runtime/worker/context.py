@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.event import Event
-from holdfast.recovery.fault import FaultKind, FaultPlan, Visit, parse_fault
+from holdfast.recovery.fault import FaultKind, Visit, index_faults, parse_fault
 from holdfast.runtime.errors import Ending, JobError, UsageError, exit_code_of
 from holdfast.runtime.exchange.membership import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -209,7 +209,7 @@ def injector_of(config: WorkerConfig, journal: SentRecords | Journal) -> FaultIn
         place = visit.worker, visit.step, visit.site.value, visit.attempt
         journal.record(FaultStruck(kind.value, *place, hosts.get(visit)))
 
-    return FaultInjector(config.worker, FaultPlan(faults), announce=announce)
+    return FaultInjector(config.worker, index_faults(faults), announce=announce)
 
 
 class TrainingRefused(Ending):

@@ -11,9 +11,9 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from holdfast.recovery.fault import FaultKind, FaultPlan, Site, Visit
+from holdfast.recovery.fault import FaultKind, Site, Visit
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.system.processes import children_of, name_of
 
@@ -42,17 +42,17 @@ class FaultInjector:
     def __init__(
         self,
         worker: WorkerId,
-        plan: FaultPlan,
+        planned: Mapping[Visit, FaultKind],
         *,
         announce: Callable[[Visit, FaultKind], None],
         strike: Callable[[FaultKind], None] | None = None,
     ) -> None:
         self._worker = worker
-        self._plan = plan
+        self._planned = planned
         self._announce = announce
         self._strike = strike or _strike
         self._visits: Counter[tuple[int, Site]] = Counter()
-        self.is_idle = not plan.faults
+        self.is_idle = not planned
 
     def visit(self, step: int, site: Site) -> None:
         """Pass ``site`` while working on ``step``; may not return."""
@@ -60,7 +60,7 @@ class FaultInjector:
             return
         self._visits[step, site] += 1
         visit = Visit(self._worker, step, site, self._visits[step, site])
-        kind = self._plan.due(visit)
+        kind = self._planned.get(visit)
         if kind is not None:
             self._announce(visit, kind)
             if kind.is_of_host:

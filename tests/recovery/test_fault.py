@@ -10,11 +10,11 @@ from holdfast.recovery.errors import WrongText
 from holdfast.recovery.fault import (
     Fault,
     FaultKind,
-    FaultPlan,
     RandomFaults,
     Site,
     Visit,
     faults_of_launch,
+    index_faults,
     parse_fault,
     parse_faults,
 )
@@ -84,7 +84,7 @@ def test_two_faults_of_one_address_are_refused() -> None:
     pair = (parse_fault("kill worker=1 step=5"), parse_fault("stop worker=1 step=5"))
 
     with pytest.raises(WrongText, match="give one of them another step, site or attempt"):
-        FaultPlan(pair)
+        index_faults(pair)
 
 
 @given(FAULTS, st.permutations(range(4)), st.sampled_from([" ", ", ", "\t", ",", "  "]))
@@ -107,11 +107,7 @@ def test_what_has_a_default_may_be_left_out(fault: Fault) -> None:
 
 @given(st.lists(FAULTS, unique_by=lambda fault: fault.address, max_size=12))
 def test_each_fault_of_a_plan_strikes_at_its_own_address(faults: list[Fault]) -> None:
-    plan = FaultPlan(tuple(faults))
-
-    assert [plan.due(fault.address) for fault in faults] == [fault.kind for fault in faults]
-    later = [Visit(fault.worker, fault.step, fault.site, fault.attempt + 9) for fault in faults]
-    assert [plan.due(visit) for visit in later] == [None] * len(faults)
+    assert index_faults(faults) == {fault.address: fault.kind for fault in faults}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +163,7 @@ def test_random_faults_are_spread_over_the_steps_and_over_all_workers(
     for first in range(0, count, size):
         victims = [fault.worker for fault in found[first : first + size]]
         assert len(set(victims)) == len(victims)
-    FaultPlan(found)
+    index_faults(found)
 
 
 _LAUNCH = [WorkerId(4), WorkerId(5)]

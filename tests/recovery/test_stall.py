@@ -118,7 +118,7 @@ def test_last_owner_of_what_its_peers_were_fenced_for_is_fenced_too() -> None:
         False,
     ]
     assert alone.stall is not None
-    assert (alone.stall.is_awaited, alone.stall.is_repeated) == (False, True)
+    assert (alone.stall.is_awaited, alone.stall.has_limit) == (False, True)
     assert relaunched.stall is not None
     assert relaunched.stall.is_over
 

@@ -19,13 +19,12 @@ from holdfast.recovery.step import (
     Bit,
     Decision,
     Effects,
-    SavePhase,
     StepEvent,
     StepState,
-    after_vote,
     ballot,
     compare_digests,
     decide,
+    is_save_committed,
     next_state,
     outcome,
 )
@@ -176,19 +175,15 @@ def test_one_refusal_makes_it_a_no_in_which_nothing_is_confirmed(
 
 
 @pytest.mark.parametrize(
-    ("phase", "agreed", "following"),
-    [
-        (SavePhase.WRITING, PENDING, SavePhase.WRITING),
-        (SavePhase.WRITING, Bit(0), SavePhase.WRITING),
-        (SavePhase.WRITING, WELL, SavePhase.COMMITTED),
-        (SavePhase.WRITING, Bit.SETTLED, SavePhase.FAILED),
-        (SavePhase.COMMITTED, Bit(0), SavePhase.COMMITTED),
-        (SavePhase.COMMITTED, Bit.SETTLED, SavePhase.COMMITTED),
-        (SavePhase.FAILED, WELL, SavePhase.FAILED),
-    ],
+    ("agreed", "is_committed"),
+    [(PENDING, None), (Bit(0), None), (WELL, True), (Bit.SETTLED, False)],
+    ids=["being written", "refused", "durable", "failed"],
 )
-def test_phase_after_a_vote(phase: SavePhase, agreed: Bit, following: SavePhase) -> None:
-    assert after_vote(phase, agreed) is following
+def test_save_is_over_once_all_know_its_outcome(
+    agreed: Bit,
+    is_committed: bool | None,  # noqa: FBT001
+) -> None:
+    assert is_save_committed(agreed) is is_committed
 
 
 @pytest.mark.parametrize("event", list(StepEvent))

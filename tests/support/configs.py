@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -47,7 +46,7 @@ def worker_config(
 def without_faults(config: WorkerConfig) -> FaultInjector:
     """Return an injector that never strikes."""
     return FaultInjector(
-        config.worker, FaultPlan(), announce=lambda visit, kind: None, strike=lambda kind: None
+        config.worker, {}, announce=lambda visit, kind: None, strike=lambda kind: None
     )
 
 

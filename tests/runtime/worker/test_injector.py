@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Site, Visit
+from holdfast.recovery.fault import Fault, FaultKind, Site, Visit, index_faults
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.worker.injector import FaultInjector
 
 ME, OTHER = WorkerId(2), WorkerId(3)
 STRIKES = """
 import resource, sys
-from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Site
+from holdfast.recovery.fault import Fault, FaultKind, Site, index_faults
 from holdfast.runtime.worker.injector import FaultInjector
 
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-plan = FaultPlan((Fault(FaultKind(sys.argv[1]), 0, 1),))
+plan = index_faults([Fault(FaultKind(sys.argv[1]), 0, 1)])
 FaultInjector(0, plan, announce=lambda visit, kind: None).visit(1, Site.COMPUTE)
 """
 
@@ -34,7 +34,7 @@ class Struck:
         self.story: list[object] = []
         self.injector = FaultInjector(
             ME,
-            FaultPlan(tuple(faults)),
+            index_faults(faults),
             announce=lambda visit, kind: self.story.append((visit, kind)),
             strike=self.story.append,
         )

@@ -28,7 +28,7 @@ from host_saves import begin_run
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.tensor import Tensors, state_sha256
 from holdfast.recovery.event import Event, WorkInHand
-from holdfast.recovery.fault import Fault, FaultKind, FaultPlan
+from holdfast.recovery.fault import Fault, FaultKind, index_faults
 from holdfast.recovery.reduction import FloatVector
 from holdfast.recovery.world import OneWorld, WorkerId
 from holdfast.runtime.data.feed import Feed, Pipelines
@@ -532,7 +532,7 @@ class SimulatedJob:
         page, journal = agent.page(), journal_of(config)
         injector = FaultInjector(
             config.worker,
-            FaultPlan(terms.faults),
+            index_faults(terms.faults),
             announce=lambda visit, kind: None,
             strike=lambda kind: communicator.die(),
         )
