@@ -268,8 +268,6 @@ def _element(offset: int, spec: TensorSpec) -> int:
     return min(max(offset, 0) // spec.itemsize, spec.size)
 
 
-Bytes: TypeAlias = "bytes | bytearray | memoryview"
-
 DIGEST_NAME = "xxh3_128"
 """The kind of all digests of stored bytes, as a manifest names it."""
 

@@ -24,7 +24,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.manifest import EpochMetrics, Manifest
 from holdfast.checkpoint.names import MANIFEST_NAME, step_name
 from holdfast.checkpoint.repair import StepCheck, verify_step
 from holdfast.checkpoint.scan import Comparison, Difference, Scan, compare_steps
@@ -243,18 +243,17 @@ def _inspect(run: StoredRun, step: int) -> Inspection:
 
 def _training(manifest: Manifest) -> str:
     """Return how far the training had come at a step, in words."""
-    epoch = manifest.cursor.get("epoch")
-    if not isinstance(epoch, dict) or not isinstance(epoch.get("step"), int):
+    measured = EpochMetrics.of(manifest.cursor)
+    if measured is None:
         position = position_of(manifest.cursor)
         if position is None:
             return "-"
         begun = ", {updates} of {updates_per_epoch} updates of the next".format_map(position)
         return f"epochs complete: {position['epochs']}{begun if position['updates'] else ''}"
-    more = manifest.step - epoch["step"]
+    more = manifest.step - measured.step
     begun = f", {progress.count(more, 'update')} of the next" if more > 0 else ""
-    values = epoch.get("metrics")
-    told = ", ".join(progress.metrics(values)) if progress.is_metrics(values) else ""
-    return f"epoch {epoch.get('number')} complete{begun}{f'; {told}' if told else ''}"
+    told = ", ".join(progress.metrics(measured.values))
+    return f"epoch {measured.epoch} complete{begun}{f'; {told}' if told else ''}"
 
 
 def _contents(manifest: Manifest) -> str:

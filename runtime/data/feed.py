@@ -306,16 +306,3 @@ def steps_of(source: Source, asked: int | None, argument: str) -> int:
             "batches to take each time"
         )
     return asked
-
-
-def check_class_weight(class_weight: Any, parts: Parts) -> None:
-    """Refuse class weights beside sample weights, as Keras does.
-
-    Raises:
-        ProgramError: both are there.
-    """
-    if class_weight is not None and parts[2] is not None:
-        raise ProgramError(
-            "fit(class_weight=...) and sample weights in the batches exclude each other: multiply "
-            "them in the pipeline"
-        )

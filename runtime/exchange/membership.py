@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -112,16 +112,6 @@ class Communicator(Protocol):
 
     def leave(self) -> None:
         """Return when every survivor has called this; the process may then exit."""
-
-
-@dataclass(frozen=True, slots=True)
-class RepairTimes:
-    """The ends of the phases of a repair, in monotonic seconds."""
-
-    detected: float
-    revoked: float
-    shrunk: float
-    agreed: float
 
 
 class Membership:

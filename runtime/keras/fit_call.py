@@ -21,7 +21,7 @@ from holdfast.checkpoint.errors import CheckpointInvalid, StorageFailed
 from holdfast.checkpoint.reader import StateReader
 from holdfast.recovery.order import chain
 from holdfast.recovery.work_plan import NO_END
-from holdfast.runtime.data.feed import Feed, check_class_weight, check_steps, steps_of
+from holdfast.runtime.data.feed import Feed, check_steps, steps_of
 from holdfast.runtime.data.samples import (
     MOST_PARTS,
     ArrayData,
@@ -394,7 +394,12 @@ def training_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
             "until its data end, or a callback sets model.stop_training"
         )
     feed = Feed(source, steps, call.class_weight, epochs=call.epochs_to_train)
-    check_class_weight(call.class_weight, feed.first().parts)
+    *_, weights = feed.first().parts  # read now, on every worker
+    if call.class_weight is not None and weights is not None:
+        raise ProgramError(
+            "fit(class_weight=...) and sample weights in the batches exclude each other: multiply "
+            "them in the pipeline"
+        )
     return feed
 
 

@@ -14,7 +14,6 @@ import math
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeGuard
 
 from holdfast.runtime.system.codec import encode, from_plain
 from holdfast.runtime.system.worker_status import MOST_PROGRESS_BYTES
@@ -84,13 +83,6 @@ class StepReport:
         return dataclasses.replace(
             self, now=self.now + ahead_s, next_save_at=None if at is None else at + ahead_s
         )
-
-
-def is_metrics(value: object) -> TypeGuard[Mapping[str, float]]:
-    """Return whether ``value`` is a mapping of names to numbers, which may be infinite."""
-    return isinstance(value, dict) and all(
-        isinstance(name, str) and isinstance(number, (int, float)) for name, number in value.items()
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.checkpoint.errors import (
-    TRANSIENT,
-    CheckpointError,
-    CheckpointUnreadable,
-    StorageFailed,
-)
+from holdfast.checkpoint.errors import TRANSIENT, StorageFailed
 from holdfast.checkpoint.reader import compare_specs, restore_newest
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensors, specs_of
@@ -73,8 +68,8 @@ def is_weight(name: str) -> bool:
 def _of_run(path: Path) -> Tensors:
     try:
         restored, rejections = restore_newest(CheckpointStore(path))
-    except CheckpointError as error:
-        kind = RunUnreadable if _may_pass(error) else UsageError
+    except StorageFailed as error:
+        kind = RunUnreadable if error.errno in TRANSIENT else UsageError
         raise kind(f"{path} cannot give the first weights: {error}") from error
     for unread in (found for found in rejections if found.is_unread):
         raise RunUnreadable(  # an older step has other weights, and nobody asked for them
@@ -87,12 +82,6 @@ def _of_run(path: Path) -> Tensors:
             f"{path} has no valid checkpoint to take the first weights from: {reasons}"
         )
     return restored.state
-
-
-def _may_pass(error: CheckpointError) -> bool:
-    """Return whether the same call may succeed the next time."""
-    is_failing_call = isinstance(error, StorageFailed) and error.errno in TRANSIENT
-    return is_failing_call or isinstance(error, CheckpointUnreadable)
 
 
 def _of_archive(path: Path) -> Tensors:
@@ -173,7 +162,9 @@ def _read_tensorflow(model: Any, path: Path) -> None:
     import tensorflow as tf  # it takes seconds, and most weights need it not
 
     try:
-        prefix = _newest_in(path) if path.is_dir() else str(path)
+        prefix = tf.train.latest_checkpoint(str(path)) if path.is_dir() else str(path)
+        if prefix is None:
+            raise OSError(f"the newest checkpoint that {path} names is not there")
         names = [name for name, _ in tf.train.list_variables(prefix)]
         is_named = any(name.startswith("model/") for name in names)
         root = tf.train.Checkpoint(model=model) if is_named else tf.train.Checkpoint(model)
@@ -182,12 +173,3 @@ def _read_tensorflow(model: Any, path: Path) -> None:
         raise
     except (tf.errors.OpError, IndexError) as error:  # IndexError: the data are cut short
         raise OSError(str(error)) from error
-
-
-def _newest_in(directory: Path) -> str:
-    import tensorflow as tf
-
-    prefix = tf.train.latest_checkpoint(str(directory))
-    if prefix is None:
-        raise OSError(f"the newest checkpoint that {directory} names is not there")
-    return str(prefix)

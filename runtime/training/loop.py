@@ -36,7 +36,7 @@ from holdfast.recovery.world import adopt, assign
 from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.data.samples import read_microbatch
 from holdfast.runtime.errors import JobError
-from holdfast.runtime.exchange.membership import Membership, RepairTimes, WorldBroken
+from holdfast.runtime.exchange.membership import Membership, WorldBroken
 from holdfast.runtime.exchange.memory import Sum
 from holdfast.runtime.exchange.sums import Exchange
 from holdfast.runtime.model.replica import Microbatch, Replica
@@ -352,8 +352,8 @@ class TrainingLoop:
         membership = self._membership
         self._assignment = adopt(self._assignment, membership.world, membership.host_of)
         self._is_scattered = True
-        times = RepairTimes(self._detected, *phases)
-        self.records.world_changed(before, times, attempts=self._repairs.attempts)
+        attempts = self._repairs.attempts
+        self.records.world_changed(before, self._detected, phases, attempts=attempts)
         self._detected = 0.0
         return StepEvent.FORMED
 

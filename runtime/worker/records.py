@@ -25,7 +25,7 @@ from typing import TypeAlias
 from holdfast.recovery.event import Event, WorldFormed
 from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.world import World
-from holdfast.runtime.exchange.membership import Membership, RepairTimes
+from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.run.events import Epoch, EpochLedger, Recovery, Step
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.worker.context import WorkerContext
@@ -129,17 +129,23 @@ class LoopRecords:
             self.flush()
             self._tell_epoch()
 
-    def world_changed(self, before: World, times: RepairTimes, attempts: int) -> None:
-        """Keep the facts of a recovery until the next update is applied."""
+    def world_changed(
+        self, before: World, detected: float, phases: tuple[float, float, float], attempts: int
+    ) -> None:
+        """Keep the facts of a recovery until the next update is applied.
+
+        ``phases`` are the ends of those of `Membership.repair`.
+        """
+        revoked, shrunk, agreed = phases
         after = self._membership.world
         lost: tuple[int, ...] = tuple(
             worker for worker in before.workers if worker not in after.workers
         )
         if self._recovery is None:
-            self._detected = times.detected
+            self._detected = detected
         else:  # a second death before the first recovery ended
             lost = self._recovery.lost + lost
-        agreed_ms = self._ms_until(times.agreed)
+        agreed_ms = self._ms_until(agreed)
         self._recovery = Recovery(
             generation=after.generation,
             step=0,
@@ -147,8 +153,8 @@ class LoopRecords:
             survivors=tuple(after.workers),
             attempts=attempts,
             detected=self._detected,
-            revoked_ms=self._ms_until(times.revoked),
-            shrunk_ms=self._ms_until(times.shrunk),
+            revoked_ms=self._ms_until(revoked),
+            shrunk_ms=self._ms_until(shrunk),
             agreed_ms=agreed_ms,
             adopted_ms=agreed_ms,
         )

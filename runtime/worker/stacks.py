@@ -218,15 +218,11 @@ class Inquiry:
         state = signal_state(self._pid, STACK_SIGNAL)
         is_answered = not state.is_pending and state.blocked_in <= self._blocked_before
         if is_answered or state.is_gone:
-            self.stacks = Stacks.of(self._answer())
-            self.is_over = True
+            length = os.lseek(self._page.fd, 0, os.SEEK_CUR) - STACKS_AT
+            answer = os.pread(self._page.fd, max(0, length), STACKS_AT)
+            self.stacks, self.is_over = Stacks.of(answer.decode(errors="replace")), True
         elif now - self._began >= MOST_S:
             self.is_over = True
-
-    def _answer(self) -> str:
-        """Return what the worker has written since it was asked."""
-        length = os.lseek(self._page.fd, 0, os.SEEK_CUR) - STACKS_AT
-        return os.pread(self._page.fd, max(0, length), STACKS_AT).decode(errors="replace")
 
 
 def users_trace(trace: str) -> str:

@@ -13,7 +13,6 @@ import pytest
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.progress import (
     StepReport,
-    is_metrics,
 )
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.worker_status import MOST_PROGRESS_BYTES
@@ -116,15 +115,3 @@ def test_metrics_that_do_not_fit_are_halved_from_the_end() -> None:
     assert found is not None
     assert len(content) <= MOST_PROGRESS_BYTES
     assert list(found.metrics) == list(metrics)[:25]
-
-
-@pytest.mark.parametrize(
-    ("value", "is_one"),
-    [
-        ({}, True), ({"loss": 1}, True), ({"loss": math.inf}, True), ({"loss": None}, False),
-        ({1: 0.5}, False), ({"loss": [0.5]}, False), (None, False), ([("loss", 0.5)], False),
-    ],
-    ids=repr,
-)  # fmt: skip
-def test_metrics_are_numbers_by_name(value: object, *, is_one: bool) -> None:
-    assert is_metrics(value) is is_one

@@ -17,7 +17,7 @@ from local_communicator import LocalCommunicator
 from holdfast.recovery.event import WorkerStopped, WorldFormed
 from holdfast.recovery.ledger import Cursor, Ledger
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.exchange.membership import Membership, RepairTimes
+from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.system.channel import to_message
 from holdfast.runtime.system.worker_status import WorkerStatus
@@ -63,8 +63,8 @@ class Story:
         before = self.membership.world
         self.membership.world = before.shrunk_to([w for w in before.workers if w not in lost])
         self.membership.communicator = Ranked(rank)
-        times = RepairTimes(detected, detected + 0.001, detected + 0.002, detected + 0.003)
-        self.records.world_changed(before, times, attempts=1)
+        phases = detected + 0.001, detected + 0.002, detected + 0.003
+        self.records.world_changed(before, detected, phases, attempts=1)
         self.records.joined(CURSOR)
         self.records.adopted()
 
