@@ -275,6 +275,7 @@ class StallDetector:
 
     timeout_s: float | None = None
     standing_s: float = 0.0
+    """How long no worker has come on, also outside of its training."""
     longest_s: float = 0.0
     """The longest piece of work after the first two steps, in any launch of the job."""
     longest_of_all_s: float = 0.0
@@ -305,10 +306,9 @@ class StallDetector:
         passed_s = counted_s(self.looked_at, now, limit_s / LOOKS_PER_LIMIT)
         turns = {worker: pace.turn for worker, pace in paces.items()}
         is_same = bool(paces) and dict(paces) == self._last
-        is_training = all(pace.is_training for pace in paces.values())
         return replace(
             self._measuring(paces, passed_s),
-            standing_s=self.standing_s + passed_s if is_same and is_training else 0.0,
+            standing_s=self.standing_s + passed_s if is_same else 0.0,
             _turns=replace(self._turns, limit_s=limit_s).observe(turns, now),
             _last=dict(paces),
         )
@@ -336,7 +336,8 @@ class StallDetector:
     def stall(self) -> Stall | None:
         """The workers for which all others wait, None while nobody stands still."""
         limit_s = self.limit_s
-        if limit_s is None or not self.standing_s:
+        is_training = all(pace.is_training for pace in self._last.values())
+        if limit_s is None or not (self.standing_s and is_training):
             return None
         working = [w for w, pace in self._last.items() if not pace.waits_for_peers]
         if not working:

@@ -120,11 +120,6 @@ class ReductionPlan:
         return tuple((root.rank, next(numbers[root.rank])) for root in self.roots)
 
 
-def root_of(microbatches: int) -> Node:
-    """Return the node that sums all of ``microbatches``."""
-    return Node(0, microbatches)
-
-
 def children(node: Node) -> tuple[Node, Node]:
     """Return the left and the right child of ``node``, which must not be a leaf."""
     if node.is_leaf:
@@ -369,7 +364,7 @@ def _climb_from(index: int, microbatches: int) -> tuple[Node, tuple[tuple[Node, 
     """Return microbatch ``index`` as a node, and each parent up to the root with the sibling."""
     if not 0 <= index < microbatches:
         raise ValueError(f"microbatch {index} is not one of {microbatches}")
-    node, climb = root_of(microbatches), list[tuple[Node, Node]]()
+    node, climb = Node(0, microbatches), list[tuple[Node, Node]]()
     while not node.is_leaf:
         left, right = children(node)
         is_left = index < left.stop

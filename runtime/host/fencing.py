@@ -76,7 +76,7 @@ class Fencing:
         self,
         tell: Callable[[Event], None],
         heartbeat_timeout_s: float,
-        try_pairs: Callable[[Callable[[bool], None]], None] = lambda then: then(False),
+        try_pairs: Callable[[Callable[[bool], None]], None],
     ) -> None:
         """Take the ways to tell an event, and to leave out hosts that others do not reach."""
         self._tell = tell
@@ -93,11 +93,9 @@ class Fencing:
         }
         self._waiting: ChangeDetector[str] = ChangeDetector(heartbeat_timeout_s)
         """How long all have waited in one of these ways."""
-        self._laggards: StallDetector | None = None
-        self._known = StallDetector()
+        self._stalls = StallDetector()
+        self._fences_stalls = False
         self._told: Collection[tuple[WorkerId, int]] = ()
-        self._standing: ChangeDetector[str] = ChangeDetector(_TOLD_FROM_S)
-        """How long no worker has begun another piece of work, for people who ask."""
         self._standing_workers: tuple[WorkerId, ...] = ()
         self._has_asked = False
         self._cases: dict[int, _Case] = {}
@@ -110,23 +108,22 @@ class Fencing:
 
     def standing_s(self) -> dict[WorkerId, float]:
         """Return the workers that do not come on, with the seconds of it; none if some do."""
-        return dict.fromkeys(self._standing_workers, self._standing.seconds.get("launch", 0.0))
+        return dict.fromkeys(self._standing_workers, self._stalls.standing_s)
 
     def begin(self, stall_timeout_s: float | None) -> None:
         """Watch the workers of another launch; 0 seconds fence no worker for a stall."""
         self._cases = {}
         self._waiting = ChangeDetector(self._waiting.limit_s)
-        known = (self._laggards or self._known).next_launch(stall_timeout_s)
-        self._known = known
-        self._laggards = None if stall_timeout_s == 0 else known
+        self._stalls = self._stalls.next_launch(stall_timeout_s)
+        self._fences_stalls = stall_timeout_s != 0
 
     def poll(
         self,
         watched: Sequence[HostedWorker],
         now: float,
         *,
-        are_halted: bool = False,
-        is_one_silent: bool = False,
+        are_halted: bool,
+        is_one_silent: bool,
     ) -> None:
         """Look at the workers that live, on all hosts.
 
@@ -140,9 +137,11 @@ class Fencing:
         if not self._cases:
             self._look_for_stalls(found)
         if not self._cases:
-            self._look_for_laggards(found, now)
+            paces = {worker: _pace_of(hosted) for worker, hosted in found.items()}
+            self._stalls = self._stalls.observe(paces, now)
+            self._look_for_laggards(found)
         if not self._cases:
-            self._look_where_they_stand(found, now)
+            self._look_where_they_stand(found)
 
     def found(self, message: Found) -> None:
         """Take note of what a worker does."""
@@ -185,33 +184,25 @@ class Fencing:
             self._try_pairs(note)
         return self._are_paired
 
-    def _look_for_laggards(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
+    def _look_for_laggards(self, found: dict[WorkerId, HostedWorker]) -> None:
         """Find the workers for which all others wait, tell of them, and fence them."""
-        if self._laggards is None:
-            return
-        paces = {worker: _pace_of(hosted) for worker, hosted in found.items()}
-        self._laggards = self._laggards.observe(paces, now)
-        stall = self._laggards.stall
+        stall = self._stalls.stall if self._fences_stalls else None
         if stall is None or not stall.is_over_half:
             return
         them = [found[worker] for worker in stall.workers]
         if stall.is_over:
-            self._laggards = self._laggards.fenced(stall)
+            self._stalls = self._stalls.fenced(stall)
             self._open(them, self._fence("stall", stall.seconds))
             return
-        turns = {(hosted.worker, paces[hosted.worker].turn) for hosted in them}
+        turns = {(hosted.worker, hosted.page.turn[0]) for hosted in them}
         if turns != self._told:
             self._told = turns
             self._open(them, lambda those: self._suspect(those, stall))
 
-    def _look_where_they_stand(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
+    def _look_where_they_stand(self, found: dict[WorkerId, HostedWorker]) -> None:
         """Find out, once, what those do that do not come on, for ``holdfast status``."""
-        turns = {worker: hosted.page.turn for worker, hosted in found.items()}
-        self._standing = self._standing.observe({"launch": turns} if turns else {}, now)
-        usual_s = (self._laggards or self._known).longest_s
-        is_long = self._standing.seconds.get("launch", 0.0) >= max(
-            _TOLD_FROM_S, _USUAL_PIECES * usual_s
-        )
+        stalls = self._stalls
+        is_long = stalls.standing_s >= max(_TOLD_FROM_S, _USUAL_PIECES * stalls.longest_s)
         # a usual piece of work may take as long
         them = [h for h in found.values() if is_long and not h.page.turn[1]]
         self._standing_workers = tuple(sorted(hosted.worker for hosted in them))

@@ -231,8 +231,11 @@ class HostWatch:
         if self._has_checked:
             return
         self._has_checked = True
-        usages = [*self._limits.shared_memory(), *self._limits.processes(), *_files_of_agent()]
-        usages += _processes_of_user()
+        usages = [*self._limits.shared_memory(), *self._limits.processes()]
+        if files := count_open_files(os.getpid()):
+            usages.append(Usage(Resource.FILES, "this host's agent", *files))
+        if threads := count_threads_of_user(os.getuid()):
+            usages.append(Usage(Resource.PROCESSES, "your user", *threads))
         for usage in usages:
             if usage.free < needed(usage.resource, workers):
                 self._say(usage, describe_need(usage, workers))
@@ -278,16 +281,6 @@ class HostWatch:
 
     def _say(self, usage: Usage, text: str) -> None:
         self._tell(Pressure(usage.resource.value, text, usage.place, usage.used, usage.limit))
-
-
-def _files_of_agent() -> list[Usage]:
-    files = count_open_files(os.getpid())
-    return [] if files is None else [Usage(Resource.FILES, "this host's agent", *files)]
-
-
-def _processes_of_user() -> list[Usage]:
-    threads = count_threads_of_user(os.getuid())
-    return [] if threads is None else [Usage(Resource.PROCESSES, "your user", *threads)]
 
 
 def describe_fullness(usage: Usage) -> str:

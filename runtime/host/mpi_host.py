@@ -181,7 +181,11 @@ class MpiHost:
         environment = line.environment(
             os.environ, HOLDFAST_AGENT=str(agent), HOLDFAST_GENERATION=str(generation)
         )
-        self._launch = MpiLaunch(line, environment, self._tell_stranger)
+        self._launch = MpiLaunch(
+            line,
+            environment,
+            lambda caller: self._tell(Warned(stranger(caller, "mpiexec"))),
+        )
         self._reactor.watch(self._launch.end_fd, self._wake)
 
     def kill(self) -> None:
@@ -218,9 +222,6 @@ class MpiHost:
             launch.kill()
             self._reactor.forget(launch.end_fd)
             self._abandoned.append(launch)
-
-    def _tell_stranger(self, caller: str) -> None:
-        self._tell(Warned(stranger(caller, "mpiexec")))
 
     def _wake(self) -> None:
         """Let the loop run once; it looks at the launch each time."""

@@ -16,7 +16,6 @@ from holdfast.recovery.reduction import (
     PartialSums,
     maximal_nodes,
     plan_reduction,
-    root_of,
     slice_bounds,
 )
 from holdfast.recovery.world import Assignment, WorkerId, World, adopt, assign
@@ -287,7 +286,7 @@ def test_cleared_sums_hold_nothing_and_begin_anew(ownership: tuple[int, set[int]
     assert sums.nodes == ()
     assert sums.missing(owned) == tuple(sorted(owned))
     with pytest.raises(ValueError, match="held: nothing"):
-        sums.take([root_of(microbatches)])
+        sums.take([Node(0, microbatches)])
 
 
 @pytest.mark.parametrize("order", [range(64), range(63, -1, -1)])

@@ -128,7 +128,7 @@ class World:
             is_one_silent = self.silence.poll(living, self.now)
             for worker in self.workers:
                 worker.characters_read = self.read.get(worker.pid, 0)
-            self.fencing.poll(living, self.now, is_one_silent=is_one_silent)
+            self.fencing.poll(living, self.now, are_halted=False, is_one_silent=is_one_silent)
 
     def begin(self, stall_timeout_s: float | None) -> None:
         self.fencing.begin(stall_timeout_s)
