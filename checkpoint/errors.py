@@ -1,17 +1,4 @@
-"""Errors of the checkpoint layer.
-
-::
-
-    CheckpointError
-    ├── StateUnsupported        a tensor cannot be stored, or does not fit the layout
-    ├── SnapshotDamaged         a snapshot in memory is not what was copied into it
-    ├── StorageFailed           a call to the file system failed
-    ├── CommitRefused           the staged files are not whole, or the step is another run's
-    ├── ManifestInvalid         the bytes are not a manifest that this version can trust
-    ├── MendImpossible          a damaged step and its copy together lack a file
-    └── CheckpointInvalid       a committed step does not verify, so nothing of it was used
-        └── CheckpointUnreadable    it could not be read now; the next read may succeed
-"""
+"""Errors of the checkpoint layer."""
 
 from __future__ import annotations
 
@@ -94,17 +81,6 @@ class CommitRefused(CheckpointError):
 
 class ManifestInvalid(CheckpointError):
     """The bytes are not a manifest that this version can trust."""
-
-
-class MendImpossible(CheckpointError):
-    """A damaged step could not be made whole from a copy of it."""
-
-    def __init__(self, step: int, reason: str) -> None:
-        super().__init__(
-            f"checkpoint step {step} cannot be mended: {reason}; use another copy of it, "
-            "or an older step"
-        )
-        self.step = step
 
 
 class CheckpointInvalid(CheckpointError):

@@ -19,12 +19,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from holdfast.checkpoint.disk import Disk
-from holdfast.checkpoint.errors import (
-    CheckpointError,
-    CheckpointInvalid,
-    CheckpointUnreadable,
-    MendImpossible,
-)
+from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, CheckpointUnreadable
 from holdfast.checkpoint.manifest import Header, Manifest, PieceEntry, ShardRecord
 from holdfast.checkpoint.names import MANIFEST_NAME, StagingName, bad_names, shard_name, step_name
 from holdfast.checkpoint.scan import Scan
@@ -135,8 +130,15 @@ def mend_step(
             raise
         staging.abandon()
         missing = missing or lacking
-    raise MendImpossible(
+    raise _unmendable(
         step, f"neither {directories[0]} nor {places[-1][1]} has {', '.join(missing)} whole"
+    )
+
+
+def _unmendable(step: int, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint step {step} cannot be mended: {reason}; "
+        "use another copy of it, or an older step"
     )
 
 
@@ -164,7 +166,7 @@ def _manifests(
             complaints.append(f"{directory}: {error.reason}")
             if place is places[0] and run_id is None:
                 reason = f"{error.reason}, and no RUN.json tells to which run the step must belong"
-                raise MendImpossible(step, reason) from error
+                raise _unmendable(step, reason) from error
             continue
         if run_id is None:
             run_id = manifest.run_id
@@ -176,7 +178,7 @@ def _manifests(
         if all(manifest != known for _, known in found):
             found.append((place, manifest))
     if not found:
-        raise MendImpossible(step, "; ".join(complaints))
+        raise _unmendable(step, "; ".join(complaints))
     return found
 
 
@@ -195,7 +197,7 @@ def _write(
             image = memoryview(bytearray(record.size))
         except MemoryError as error:
             reason = f"there is no memory for shard {record.index}, {record.size} bytes"
-            raise MendImpossible(manifest.step, reason) from error
+            raise _unmendable(manifest.step, reason) from error
         place = next((found for found in places if _fills(found, name, image, record)), None)
         progress(record.size)
         if place is None:
