@@ -310,14 +310,14 @@ def test_owner_of_the_directory_may_own_what_is_in_it(directory: RunDirectory) -
 
 def test_refusal_leaves_no_descriptor_open(directory: RunDirectory, target: Path) -> None:
     os.link(target, directory.lease_path)
-    before = os.listdir("/proc/self/fd")
+    before = {*os.listdir("/proc/self/fd")}
 
     with pytest.raises(ForeignFile):
         open_to_write(directory.lease_path)
     with pytest.raises(FileNotFoundError):
         read_at_most(directory.record_path, 10)
 
-    assert os.listdir("/proc/self/fd") == before
+    assert {*os.listdir("/proc/self/fd")} <= before  # what others had left may be collected
 
 
 @pytest.fixture
