@@ -8,7 +8,8 @@ until every file is synced.  This program syncs for the ways that do not.  A res
 the files that were just written, so it comes from the page cache, into fresh arrays.
 Rounds of their own measure two more times: how long a snapshot stops the training, and how
 much slower a training loop is while a niced process writes that snapshot.  Two more compare
-the committer with itself: with a read-back due after the save, and for 64 workers.
+the committer with itself: with a read-back due after the save, and for 64 workers.  The last
+compares several hosts with one, if each has a link of its own that is limited alike.
 
 Other load makes single rounds slow and never fast, so bounds are held against the best round.
 """
@@ -27,6 +28,7 @@ from pathlib import Path
 
 import harness
 from saves.commits import DUE, FEW, MANY, NOT_DUE, measure_read_back, measure_workers
+from saves.hosts import RESTORE, SAVE, measure_hosts
 from saves.stall import Stalls, measure_stalls
 from saves.state import State, make_state, size_of
 from saves.training import speeds
@@ -41,6 +43,7 @@ STALL_BOUND = 1.4
 TRAINING_BOUND = 0.75
 READ_BACK_BOUND = 1.1
 WORKERS_BOUND = 2.0
+HOSTS_BOUNDS = {SAVE: 0.45, RESTORE: 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--where", nargs="+", choices=("disk", "tmpfs"), default=["disk", "tmpfs"])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--ways", nargs="*", metavar="WORD", help="only peers with such a word")
-    parts = ("stall", "files", "training", "commits")
+    parser.add_argument("--hosts", type=int, default=3, help="compared with one (default: 3)")
+    parser.add_argument("--link-mb-per-s", type=int, default=100, help="of a host (default: 100)")
+    parts = ("stall", "files", "training", "commits", "hosts")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--disk-directory", default=".", help="where the disk is (default: here)")
     return parser.parse_args()
@@ -94,6 +99,8 @@ def _measure_place(where: str, parent: Path, state: State, options: argparse.Nam
             _report_training(where, speeds(state, Path(name), options.rounds))
         if "commits" in options.parts:
             _report_commits(where, state, Path(name), options.rounds)
+        if "hosts" in options.parts:
+            _report_hosts(where, state, Path(name), options)
 
 
 def _time_ways(ways: Sequence[Way], state: State, directory: Path, rounds: int) -> dict[str, Times]:
@@ -190,6 +197,19 @@ def _report_commits(where: str, state: State, directory: Path, rounds: int) -> N
             print(f"  {way:22} {_ms(seconds[way])} {spread}")
         ratio = min(seconds[name]) / min(seconds[peer])
         _judge(name, ratio, f"<= {bound} x {peer}", holds=ratio <= bound)
+
+
+def _report_hosts(where: str, state: State, directory: Path, options: argparse.Namespace) -> None:
+    """Print the time of saves and of reads by several hosts, in units of that of one host."""
+    link, hosts = options.link_mb_per_s, options.hosts
+    print(f"{where}: ms of {hosts} hosts and of one, each with a link of {link} MB/s")
+    measured = measure_hosts(state, directory, options.rounds, hosts, link * 1e6)
+    for what, seconds in measured.items():
+        one, several = seconds.values()
+        for name, mine in seconds.items():
+            print(f"  {what:15} {name:8} {_ms(mine)} {_spread(mine, one)}")
+        ratio, bound = min(several) / min(one), HOSTS_BOUNDS[what]
+        _judge(what, ratio, f"<= {bound} x one host", holds=ratio <= bound)
 
 
 def _ms(seconds: Sequence[float]) -> str:

@@ -1,31 +1,32 @@
-"""Where each byte of a state lies in the memory that holds all of its shards, and their records.
+"""Where each byte of a state lies in the memory of a host, which begins with a header (`shares`).
 
-Theory: HDF5 alone knows how large the file of a shard becomes.  So each shard has room for
+*Places.*  HDF5 alone knows how large the file of a shard becomes.  So each shard has room for
 the largest file that its pieces can make, and a place follows from the layout.  Processes
 that share the memory agree on it without a message.  Memory that nobody writes takes no
 space, so the room costs nothing.
 
-Behind the shards lie their records: size, digests, and the offset of each piece.  The
+*Records.*  Behind the shards lie their records: size, digests, and the offset of each piece.  The
 worker that fills a piece writes its record.  So no message has to carry them.  Each record says
 of which save it is.  So a save that was written over, even by whole shards, is never taken for
 whole.
 
-All workers hold the same state, so any of them may copy any byte.  The bytes of all pieces,
-in order, are cut evenly into *shares*, at multiples of a page.  A piece may be copied by two
-workers.  Its digest is taken by one: the worker that copies its first byte.  The same holds
-for what is outside the pieces of a shard.  Invariant: the shares of all workers make every
-shard whole, and no byte is written twice.
+*Shares.*  All workers hold the same state, so any of them may copy any byte.  The bytes of all
+pieces that a host holds, in order, are cut evenly among its workers, at multiples of a page.  A
+piece may be copied by two workers.  Its digest is taken by one: the worker that copies its first
+byte.  The same holds for what is outside the pieces of a shard.  Invariant: the shares of all
+workers of a host make every shard that it holds whole, and no byte is written twice.
 """
 
 from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
 from holdfast.checkpoint.manifest import Header, ShardRecord, entry_of
+from holdfast.checkpoint.shares import HEADER_BYTES
 from holdfast.checkpoint.tensor import CUT_BYTES, Piece, ShardLayout
 
 _RECORD = struct.Struct("<Q16sQQ")
@@ -40,30 +41,36 @@ bytes for a byte of a name of which every other one is a slash, since each part 
 
 @dataclass(frozen=True, slots=True)
 class ImageMap:
-    """The places of shards and records in one memory; ``size`` is its bytes."""
+    """The places of shards and records in one memory; ``size`` is its bytes.
+
+    Each mapping is by number of a shard, and has those that the memory holds.
+    """
 
     layout: ShardLayout
-    pieces: tuple[tuple[Piece, ...], ...]
-    """The pieces of each shard."""
-    bases: tuple[int, ...]
+    pieces: Mapping[int, tuple[Piece, ...]]
+    bases: Mapping[int, int]
     """Where each shard begins."""
-    records: tuple[int, ...]
+    records: Mapping[int, int]
     """Where the records of each shard begin."""
     size: int
 
     @staticmethod
-    def of(layout: ShardLayout) -> ImageMap:
-        """Return the map of a layout; equal layouts have equal maps."""
-        pieces = tuple(layout.pieces(shard) for shard in range(layout.writers))
-        bases, position = [], 0
-        for found in pieces:
-            bases.append(position)
+    def of(layout: ShardLayout, shards: Iterable[int]) -> ImageMap:
+        """Return the map of some shards of a layout; equal layouts have equal maps."""
+        pieces = {shard: layout.pieces(shard) for shard in shards}
+        bases, records, position = {}, {}, HEADER_BYTES
+        for shard, found in pieces.items():
+            bases[shard] = position
             position += _room(found)
-        records = []
-        for found in pieces:
-            records.append(position)
+        for shard, found in pieces.items():
+            records[shard] = position
             position += _RECORD.size * (1 + len(found))
-        return ImageMap(layout, pieces, tuple(bases), tuple(records), position)
+        return ImageMap(layout, pieces, bases, records, position)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state that the memory holds."""
+        return sum(piece.nbytes for pieces in self.pieces.values() for piece in pieces)
 
     def image(self, memory: memoryview, shard: int, size: int) -> memoryview:
         """Return the part of the memory that holds a shard's file of ``size`` bytes.
@@ -92,15 +99,31 @@ class ImageMap:
         save = header.generation, header.step
         _RECORD.pack_into(memory, position, number, bytes.fromhex(digest), *save)
 
-    def record(self, memory: memoryview, shard: int, header: Header) -> ShardRecord:
-        """Return the record of a shard, as the memory has it now.
+    def packed(self, memory: memoryview, shard: int) -> bytes:
+        """Return the records of a shard as they lie in the memory."""
+        start = self.records[shard]
+        return bytes(memory[start : start + _RECORD.size * (1 + len(self.pieces[shard]))])
+
+    def rows_of(self, record: ShardRecord, header: Header) -> bytes:
+        """Return what ``record`` is made of: the records of a shard that lies in no memory."""
+        save = header.generation, header.step
+        rows = [_RECORD.pack(record.size, bytes.fromhex(record.digest), *save)]
+        found = {(spec.name, entry.start): entry for spec, entry in record.pieces}
+        for piece in self.pieces[record.index]:
+            if piece.nbytes:
+                entry = found[piece.spec.name, piece.start]
+                rows.append(_RECORD.pack(entry.offset, bytes.fromhex(entry.digest), *save))
+            else:
+                rows.append(bytes(_RECORD.size))
+        return b"".join(rows)
+
+    def record(self, packed: bytes, shard: int, header: Header) -> ShardRecord:
+        """Return the record of a shard whose records are ``packed``.
 
         Raises ``SnapshotDamaged`` if any of it is not of the save of ``header``.
         """
-        start = self.records[shard]
         pieces = self.pieces[shard]
-        stop = start + _RECORD.size * (1 + len(pieces))
-        (size, digest, *save), *found = _RECORD.iter_unpack(memory[start:stop])
+        (size, digest, *save), *found = _RECORD.iter_unpack(packed)
         _refuse_other_save(shard, save, header)
         records = []
         for piece, (offset, piece_digest, *piece_save) in zip(pieces, found, strict=True):
@@ -157,12 +180,12 @@ class Share:
 
 
 def share_of(image_map: ImageMap, part: int, parts: int) -> Share:
-    """Return share number ``part``, from 0, of ``parts`` shares."""
-    total = image_map.layout.nbytes
+    """Return share number ``part``, from 0, of ``parts`` shares of what a memory holds."""
+    total = image_map.nbytes
     cuts = [total * number // parts // CUT_BYTES * CUT_BYTES for number in range(parts)]
     low, high = cuts[part], cuts[part + 1] if part + 1 < parts else total
     stretches, digested, framed, position = [], [], [], 0
-    for shard, pieces in enumerate(image_map.pieces):
+    for shard, pieces in image_map.pieces.items():
         if _owner(cuts, position) == part:
             framed.append(shard)
         for index, piece in enumerate(pieces):

@@ -199,10 +199,12 @@ class Staging:
     def write_image(self, image: memoryview, record: ShardRecord, writers: int) -> None:
         """Make the shard in a snapshot durable, if the snapshot still agrees with its record.
 
+        It replaces what an earlier try has left.
         Raises ``CheckpointError`` and leaves no shard behind if anything fails.
         """
         self.open()
         path = self.path / shard_name(record.index, writers)
+        self._disk.remove_file(path)
         self._disk.write_durably(path, [image], beside=lambda: record.check(image))
 
     def commit(self, manifest: Manifest) -> Path:
@@ -216,6 +218,7 @@ class Staging:
         self._refuse_other_save(manifest.step, manifest.generation)
         self._refuse_incomplete(manifest)
         data = manifest.encode()
+        self._disk.remove_file(self.path / MANIFEST_NAME)  # what an earlier try has left
         self._disk.write_durably(self.path / MANIFEST_NAME, [memoryview(data)])
         self._disk.fsync_directory(self.path)
         target = self._store.directory / step_name(manifest.step)

@@ -53,7 +53,7 @@ from holdfast.recovery.event import (
     WorkerStopped,
     WorldFormed,
 )
-from holdfast.recovery.placement import savers_among
+from holdfast.recovery.placement import SavePart, save_parts
 from holdfast.recovery.world import WorkerId
 
 Sight = (
@@ -369,9 +369,9 @@ class Halted:
 
 @dataclass(frozen=True, slots=True)
 class HaltPlan:
-    """The workers that save, in the order of their parts, and the number of their save."""
+    """The parts of the workers that save, in rank order, and the number of their save."""
 
-    savers: tuple[WorkerId, ...]
+    savers: Mapping[WorkerId, SavePart]
     attempt: int
     """0 if nothing has to be saved."""
 
@@ -380,6 +380,7 @@ def plan_halt(halted: Sequence[Halted], host_of: Mapping[WorkerId, str]) -> Halt
     """Return who saves what ``halted`` workers hold."""
     newest = max((one.held for one in halted if one.held is not None), default=None)
     holders = {one.worker: one for one in halted if one.held == newest}
+    parts = save_parts(sorted(holders), host_of)
     if newest is None or all(one.is_saved for one in holders.values()):
-        return HaltPlan(tuple(sorted(holders)), 0)
-    return HaltPlan(savers_among(sorted(holders), host_of), max(one.saves for one in halted) + 1)
+        return HaltPlan(parts, 0)
+    return HaltPlan(parts, max(one.saves for one in halted) + 1)

@@ -4,9 +4,8 @@
 neighbours in rank order are neighbours in space, so a subtree of the reduction seldom crosses a
 link.
 
-Each worker has the whole state, so the workers of one host can save all of it.  Memory for a save
-and the process that commits it belong to a host.  So those on the host of rank 0 save.  When no
-worker of that host is left, rank 0 is on another one, and so are the savers.
+Each worker has the whole state, so a save needs no byte of another host.  Each host saves a share,
+and its workers divide that among them (`recovery.saves`).
 
 *Roster.*  The first host is the head's own: it is there as long as anybody asks.  A host that was
 lost may come back.  It is tried again after a while, beside the training of the others, and takes
@@ -101,11 +100,32 @@ def total_slots(hosts: Iterable[HostSlots]) -> int:
     return sum(host.slots for host in hosts)
 
 
-def savers_among(
+@dataclass(frozen=True, slots=True)
+class SavePart:
+    """A worker's part of a save: number ``part`` of the ``parts`` of host number ``host``."""
+
+    host: int = 0
+    hosts: int = 1
+    part: int = 0
+    parts: int = 1
+
+
+WHOLE_SAVE = SavePart()
+"""That of a worker that saves alone."""
+
+
+def save_parts(
     workers: Sequence[WorkerId], host_of: Mapping[WorkerId, str]
-) -> tuple[WorkerId, ...]:
-    """Return those of ``workers``, which are in rank order, that save together, in that order."""
-    return tuple(worker for worker in workers if host_of[worker] == host_of[workers[0]])
+) -> Mapping[WorkerId, SavePart]:
+    """Return the parts of ``workers``, which are in rank order; each host has its own."""
+    by_host: dict[str, list[WorkerId]] = {}
+    for worker in workers:
+        by_host.setdefault(host_of[worker], []).append(worker)
+    return {
+        worker: SavePart(number, len(by_host), part, len(mine))
+        for number, mine in enumerate(by_host.values())
+        for part, worker in enumerate(mine)
+    }
 
 
 class _State(Enum):

@@ -8,30 +8,31 @@ trains, and none digests its whole state, which n workers on two cores would do 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.retention import FEWEST_KEPT
+from holdfast.checkpoint.shares import note_part
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.run.events import Notice
-from holdfast.runtime.saving.plan import SavePlan
-from holdfast.runtime.saving.save_memory import HostBuffers
-from holdfast.runtime.saving.save_messages import (
-    PartCopied,
-    PlanSaves,
+from holdfast.recovery.saves import (
     SaveAnswered,
+    SaveCoordinator,
+    SaveOrder,
     SaveTicket,
-    UseMemory,
+    Settled,
 )
+from holdfast.runtime.run.events import Notice
+from holdfast.runtime.run.journal import Records
+from holdfast.runtime.saving.plan import SavePlan
+from holdfast.runtime.saving.save_memory import BUFFERS, HostBuffers, SaveMemory
+from holdfast.runtime.saving.save_messages import AskMemory, PartCopied, PlanSaves, WriterAnswer
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.codec import encode, from_plain, to_plain
-from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from saves.committed_save import KEEP_ALL, RUN_ID, CopiedState, committer, plan_of, ticket_of
@@ -39,7 +40,6 @@ from saves.state import State
 
 DUE, NOT_DUE = "read-back is due", "no read-back is due"
 FEW, MANY = 2, 64
-_BUFFERS = 2
 _CARE_ENDS_WITHIN_S = 60.0
 
 
@@ -58,9 +58,9 @@ def measure_read_back(state: State, directory: Path, rounds: int) -> dict[str, l
     for turn in range(-FEWEST_KEPT, rounds):
         for name in plans if turn % 2 else reversed(plans):
             step = turn + FEWEST_KEPT + 1
-            save = copied.held(plans[name], step)
+            copied.copy(step)
             begin = time.perf_counter()
-            committers[name].commit(save)
+            copied.commit(committers[name])
             if turn >= 0:
                 seconds[name].append(time.perf_counter() - begin)
             _wait_for_care(committers[name].store, has_pruned=name == DUE)
@@ -93,9 +93,9 @@ def measure_workers(state: State, directory: Path, rounds: int) -> dict[str, lis
         for workers in (FEW, MANY)
     }
     seconds: dict[str, list[float]] = {name: [] for name in hosts}
-    for turn in range(-_BUFFERS, rounds):  # both buffers are taken before
+    for turn in range(-BUFFERS, rounds):  # both buffers are taken before
         for name in hosts if turn % 2 else reversed(hosts):
-            took = hosts[name].save(turn + _BUFFERS + 1)
+            took = hosts[name].save(turn + BUFFERS + 1)
             if turn >= 0:
                 seconds[name].append(took)
     for host in hosts.values():
@@ -104,26 +104,32 @@ def measure_workers(state: State, directory: Path, rounds: int) -> dict[str, lis
 
 
 class _Host:
-    """An agent's side of saves, and workers that copy their shares when they are told to."""
+    """An agent and its head, and workers that copy their shares when they are told to."""
 
     def __init__(self, state: State, run_dir: Path, workers: int) -> None:
         run_dir.mkdir()
         self._plan = plan_of(run_dir, state)
         self._reactor = Reactor()
-        self._link = WriterLink(self._reactor, self._take)
+        self._memory = SaveMemory(lambda: ())
+        self._link = WriterLink(self._reactor, self._take, self._memory)
         self._link.start()
+        self._saves = SaveCoordinator(1)
         self._answers: list[SaveAnswered] = []
         self._ready = 0
         self._processes: list[multiprocessing.process.BaseProcess] = []
-        size = self._plan.image_map().size
-        self._fds = [sealed_memory("holdfast-bench", size) for _ in range(_BUFFERS)]
-        self._tell_memory_and_plan()
+        layout, image_map = self._plan.layout_id(0, 1), self._plan.image_map(0, 1)
+        question = AskMemory(layout, image_map.size, image_map.nbytes)
+        self._buffers, _ = self._memory.buffers(1, question)
+        plan = PlanSaves(1, layout, encode(self._plan).decode(), 0, 1)
+        self._memory.plan(1, plan)
+        self._link.use(self._buffers)
+        self._link.plan(plan)
         self._workers = [self._start(state, part, workers) for part in range(workers)]
         self._wait_until(lambda: self._ready == workers)
 
     def save(self, step: int) -> float:
-        """Save as ``step``; return the seconds until the writer has answered."""
-        ticket = ticket_of(self._plan, step, len(self._workers), _BUFFERS)
+        """Save as ``step``; return the seconds until the save is answered."""
+        ticket = ticket_of(step)
         before = len(self._answers)
         begin = time.perf_counter()
         for worker in self._workers:
@@ -144,26 +150,26 @@ class _Host:
             self._reactor.forget(worker)
             worker.close()
         self._link.close()
-        for fd in self._fds:
-            os.close(fd)
+        self._memory.close()
         self._reactor.close()
 
-    def _take(self, told: object) -> None:
-        if isinstance(told, SaveAnswered):
-            self._answers.append(told)
-        elif isinstance(told, Notice):
+    def _take(self, told: WriterAnswer | Notice | Records) -> None:
+        if isinstance(told, Notice):
             print(told.text, flush=True)
+        elif not isinstance(told, Records):
+            self._carry_out(self._saves.take(told))
 
-    def _tell_memory_and_plan(self) -> None:
-        self._link.use(UseMemory(1, self._plan.layout_id), self._fds)
-        fd = os.memfd_create("holdfast-bench", os.MFD_CLOEXEC)
-        os.pwrite(fd, encode(self._plan), 0)
-        self._link.plan(PlanSaves(1), (fd,))
+    def _carry_out(self, orders: Iterable[SaveOrder]) -> None:
+        for order in orders:
+            if isinstance(order, SaveAnswered):
+                self._answers.append(order)
+            elif not isinstance(order, Settled):
+                self._link.work(order)
 
     def _start(self, state: State, part: int, parts: int) -> Channel:
         """Fork a worker, which has the state already."""
         ours, theirs = pair()
-        work = (theirs, self._plan, state, self._fds, (part, parts))
+        work = (theirs, self._plan, state, self._buffers.fds, (part, parts))
         context = multiprocessing.get_context("fork")
         process = context.Process(target=_work, args=work, daemon=True)
         process.start()
@@ -174,7 +180,8 @@ class _Host:
 
     def _hear(self, line: Message) -> None:
         if line:
-            self._link.copied(from_plain(PartCopied, line), ())
+            held = self._memory.take_part(from_plain(PartCopied, line))
+            self._carry_out(self._saves.take(held) if held is not None else ())
         else:
             self._ready += 1
 
@@ -185,10 +192,10 @@ class _Host:
 
 
 def _work(
-    agent: Channel, plan: SavePlan, state: State, fds: list[int], part: tuple[int, int]
+    agent: Channel, plan: SavePlan, state: State, fds: Sequence[int], part: tuple[int, int]
 ) -> None:
     """Be one worker, ``part`` of so many: copy a share of the state whenever the agent asks."""
-    image_map = plan.image_map()
+    image_map = plan.image_map(0, 1)
     share = ShareImage(image_map, share_of(image_map, *part), RUN_ID)
     buffers = HostBuffers.of_agent(fds)
     for attempt in range(len(buffers)):
@@ -197,6 +204,8 @@ def _work(
     while (line := agent.receive()) is not None:
         ticket = from_plain(SaveTicket, line)
         header = plan.header(ticket)
-        share.copy(buffers[ticket.buffer], state, header)
-        share.describe(buffers[ticket.buffer], state, header)
-        agent.send(to_plain(PartCopied(ticket, part[0], "the same")))
+        memory = buffers[buffers.place_of(ticket.attempt)]
+        share.copy(memory, state, header)
+        share.describe(memory, state, header)
+        note_part(memory, *part, ticket.key, "00" * 16)
+        agent.send(to_plain(PartCopied(ticket, 0, 0.0, None if part[0] else "{}")))

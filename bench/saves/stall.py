@@ -19,22 +19,16 @@ import numpy as np
 
 from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.tensor import bytes_of
-from holdfast.recovery.world import WorkerId
-from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.journal import Journal
-from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.recovery.placement import SavePart
+from holdfast.recovery.saves import SaveTicket
 from holdfast.runtime.saving.agent_saver import AgentSaver
 from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.saving.save_memory import HostBuffers
-from holdfast.runtime.saving.save_messages import SaveTicket
 from holdfast.runtime.saving.saver import MemoryCheck
 from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.worker_status import WorkerStatus
-from holdfast.runtime.worker.context import WorkerContext
-from holdfast.runtime.worker.injector import FaultInjector
-from saves.committed_save import plan_of
+from saves.committed_save import context_of, plan_of
 from saves.state import State
 
 COPIES, FLAT, OURS = "np.copyto, a tensor", "np.copyto, all at once", "holdfast snapshot"
@@ -63,11 +57,12 @@ class _Trainer:
     """The saving calls of worker 0, with an agent that has written everything at once."""
 
     def __init__(self, run_dir: Path, state: State, workers: int) -> None:
-        self._state, self._workers = state, workers
+        self._state = state
         self._page = WorkerStatus.create()
-        context = _context(run_dir, workers, self._page)
+        context = context_of(run_dir, workers, self._page, lambda _: None, _answer)
         self._way = AgentSaver(context)
-        self._way.prepare(plan_of(run_dir, state), 0, workers, generation=1, attempt=2)
+        self._part = SavePart(parts=workers)
+        self._way.prepare(plan_of(run_dir, state), self._part, generation=1, attempt=2)
         world = SimpleNamespace(communicator=SimpleNamespace(size=workers))
         self._check = MemoryCheck(context, cast("Any", world), cast("Any", None))
         self._attempt = 0
@@ -75,8 +70,8 @@ class _Trainer:
     def begin(self) -> None:
         """Begin a save; training waits for this."""
         self._attempt += 2  # as after a save that was durable: into the same memory
-        ticket = SaveTicket(1, 1, 1, self._attempt, self._workers, time.monotonic())
-        request = SaveRequest(ticket, 0, {})
+        ticket = SaveTicket(1, 1, 1, self._attempt)
+        request = SaveRequest(ticket, self._part, {}, began=time.monotonic())
         mine = self._way.begin(request, self._state)
         self._check.take(1, self._state, then=mine.hand_over)
 
@@ -110,7 +105,7 @@ def measure_stalls(state: State, rounds: int, workers: int = 2) -> Stalls:
 
 def _share_of(state: State, workers: int) -> list[np.ndarray]:
     """Return the bytes of the state that worker 0 copies."""
-    image_map = plan_of(Path(), state).image_map()
+    image_map = plan_of(Path(), state).image_map(0, 1)
     found = []
     for stretch in share_of(image_map, 0, workers).stretches:
         piece = image_map.pieces[stretch.shard][stretch.piece]
@@ -123,25 +118,6 @@ def _answer(question: dict[str, object]) -> dict[str, Any]:
     """Give a worker memory, as its agent does."""
     size = cast("int", question["size"])
     return {FDS: [sealed_memory("holdfast-bench", size) for _ in range(2)]}
-
-
-def _context(run_dir: Path, workers: int, page: WorkerStatus) -> WorkerContext:
-    config = WorkerConfig(
-        worker=WorkerId(0),
-        generation=1,
-        workers=tuple(map(WorkerId, range(workers))),
-        record=RunRecord("bench", FORMAT, 0.0, microbatches=workers, seed=0, threads=1),
-        options=JobOptions(Path("bench"), run_dir, workers=workers),
-    )
-    return WorkerContext(
-        config,
-        cast("Any", None),  # a copy needs no peer
-        Journal(RunDirectory(run_dir).journal_path, run_id="bench", source="worker 0"),
-        page,
-        FaultInjector(config.worker, {}, announce=lambda visit, kind: None),
-        lambda message, fds=(): None,
-        _answer,
-    )
 
 
 def _copies(mine: list[np.ndarray], buffer: memoryview) -> dict[str, Callable[[], None]]:

@@ -15,7 +15,7 @@ from whole_save import save
 from holdfast.checkpoint.manifest import Header
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.store import CheckpointStore
-from saves.committed_save import CopiedState, committer, plan_of, ticket_of
+from saves.committed_save import CopiedState, committer, plan_of, save_without_memory
 from saves.state import State
 
 RAW = "pwritev, fsync"
@@ -112,7 +112,7 @@ def _state_way(state: State) -> Way:
     def write(directory: Path) -> None:
         plan = plan_of(directory, state)
         mine = committer(plan)
-        mine.commit_state(ticket_of(plan, _HEADER.step), {}, state)
+        save_without_memory(state, mine, _HEADER.step)
         mine.close(0.0)
 
     return Way(OURS, write, _restore, syncs=True, verifies=True)
@@ -130,11 +130,11 @@ def _one_shard(state: State) -> Way:
 def image_way(state: State) -> Way:
     """What the host's writer does in the background, with a state that was copied before."""
     copied = CopiedState(state)
+    copied.copy(_HEADER.step)
 
     def write(directory: Path) -> None:
-        plan = plan_of(directory, state)
-        mine = committer(plan)
-        mine.commit(copied.held(plan, _HEADER.step))
+        mine = committer(plan_of(directory, state))
+        copied.commit(mine)
         mine.close(0.0)
 
     return Way(IMAGE, write, _restore, syncs=True, verifies=True)

@@ -86,9 +86,8 @@ class _Campaign:
 
     def run_all(self, *, is_short: bool, only: int | None) -> None:
         """Run all cases, a sample of them, or one."""
-        complaint = _unclean(self._undisturbed)
-        if complaint:
-            self._tally.complain(Wrong.OTHER, 0, f"undisturbed: {complaint}")
+        self._judge_undisturbed()
+        if self._tally.complaints:
             return
         numbered = list(enumerate(self._cases()))
         if only is not None:
@@ -100,6 +99,25 @@ class _Campaign:
             numbered.sort(key=lambda pair: not pair[1][0].call.changes)
         for number, faults in numbered:
             self._run(number, faults)
+
+    def _judge_undisturbed(self) -> None:
+        """Complain of what is wrong though nothing has struck."""
+
+        def complain(wrong: Wrong, text: str) -> None:
+            said = self._undisturbed.said
+            self._tally.complain(wrong, 0, f"undisturbed: {text}; it said {said}")
+
+        if complaint := _unclean(self._undisturbed):
+            complain(Wrong.OTHER, complaint)
+        else:
+            words = tuple(self._undisturbed.said)
+            self._judge(Aftermath(self._folder, self._seed, words, complain))
+
+    def _judge(self, after: Aftermath) -> None:
+        try:
+            self._victim.judge(after)
+        except (OSError, CheckpointError) as error:
+            after.complain(Wrong.OTHER, f"what is left cannot be judged: {error!r}")
 
     def _cases(self) -> Iterator[tuple[Fault, ...]]:
         """Yield each fault of each call, and seeded pairs of faults.
@@ -143,10 +161,7 @@ class _Campaign:
             is_failed=any(fault.kind != "KILL" for fault in faults),
             intruder=strike.intruder,
         )
-        try:
-            self._victim.judge(after)
-        except (OSError, CheckpointError) as error:
-            complain(Wrong.OTHER, f"what is left cannot be judged: {error!r}")
+        self._judge(after)
 
     def _ends_wrong(self, faults: Sequence[Fault], ended: Ended) -> str:
         """Return what the victim itself has done wrong, "" if nothing."""

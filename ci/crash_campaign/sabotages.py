@@ -6,6 +6,7 @@ Each entry says which victim notices.  What is replaced is named where the produ
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,11 +20,11 @@ from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import Manifest, ShardRecord
 from holdfast.checkpoint.names import step_name
 from holdfast.checkpoint.retention import ReadMarks
+from holdfast.recovery.saves import PartHeld, SaveCoordinator, SaveNews, SaveOrder
 from holdfast.runtime.run import files as files_module
 from holdfast.runtime.run import journal, run_directory
 from holdfast.runtime.run.lease import LeaseFile
 from holdfast.runtime.run.run_directory import Ownership, RunDirectory, RunRecord
-from holdfast.runtime.saving.save_messages import SaveCopied
 from holdfast.runtime.training import consistency
 
 
@@ -119,17 +120,27 @@ def _let_pass(files: FileSystem, root: Path | None = None, _fence: object = None
     files._fence = lambda: None
 
 
+def _see_one_state() -> None:
+    take = SaveCoordinator.take
+
+    def blind(saves: SaveCoordinator, news: SaveNews) -> list[SaveOrder]:
+        if isinstance(news, PartHeld):
+            news = dataclasses.replace(news, digests=frozenset(("00",)))
+        return take(saves, news)
+
+    SaveCoordinator.take = blind  # type: ignore[assignment,method-assign]
+
+
 SABOTAGES: dict[str, Sabotage] = {
     # what is read back
     "no-digests": Sabotage(_with(scan, "Digest", _BlindDigest), "damage", "steps"),
     "no-read-back": Sabotage(_with(ReadMarks, "verify", _believe), "calls", "care"),
     # what is in memory
     "no-image-check": Sabotage(_without(ShardRecord, "check"), "calls", "commit"),
-    "no-state-comparison": Sabotage(
-        _without(SaveCopied, "refuse_different_states"), "calls", "commit"
-    ),
+    "no-state-comparison": Sabotage(_see_one_state, "calls", "commit"),
     # what is durable
     "no-fsync": Sabotage(_without(FileSystem, "fsync"), "power", "save"),
+    "no-fsync-of-shares": Sabotage(_without(FileSystem, "fsync"), "power", "share"),
     "no-directory-fsync": Sabotage(_without(FileSystem, "fsync_directory"), "power", "save"),
     "no-record-fsync": Sabotage(
         _with(run_directory, "write_whole", _write_unsynced), "power", "begin"

@@ -94,7 +94,8 @@ def _greet(agent: socket) -> None:
     hello = _hello(1)
     rights = (SOL_SOCKET, SCM_RIGHTS, descriptor.to_bytes(4, sys.byteorder))
     sent = agent.sendmsg([hello], [rights])
-    agent.sendall(hello[sent:])
+    if sent < len(hello):  # even nothing is refused by an agent that has answered and gone
+        agent.sendall(hello[sent:])
     os.close(descriptor)  # the worker's end is then the end that the launcher sees
 
 

@@ -6,7 +6,7 @@
 |---|---|
 | an order to stop | the workers stop at the next step, by agreement; nothing is done here |
 | ``_PATIENCE_S`` later | all workers are asked to halt: none changes its state any more |
-| all have answered | those with the newest state, on one host, save it by order, each its part |
+| all have answered | those with the newest state save it by order, each its part |
 | the save is durable, or has failed | all leave |
 
 A worker that does not answer hangs in code that never lets a thread of Python run, or is stopped.
@@ -128,9 +128,9 @@ class Halting:
     def _order_save(self, plan: HaltPlan, halted: Mapping[WorkerId, HostedWorker]) -> None:
         if not plan.attempt:
             return
-        for part, worker in enumerate(plan.savers):
+        for worker, part in plan.savers.items():
             halted[worker].halt_failure = None
-            halted[worker].page.order_halted(HaltOrder(plan.attempt, part, len(plan.savers)))
+            halted[worker].page.order_halted(HaltOrder(plan.attempt, part))
 
     def _tell_end(
         self, plan: HaltPlan, savers: Sequence[HostedWorker], halted: Sequence[HostedWorker]

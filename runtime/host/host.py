@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.recovery.event import Event, WorkerExited
+from holdfast.recovery.saves import PartHeld, ShareWritten, WorkFailed
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host import host_messages as messages
 from holdfast.runtime.host.host_messages import Down, Up
@@ -36,16 +37,15 @@ from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.saving.save_messages import (
     AskMemory,
+    Hurry,
     OfWorker,
     PartCopied,
     PlanSaves,
-    SaveAnswered,
-    Settle,
-    Settled,
-    UseMemory,
+    WriterAnswer,
+    WriterWork,
 )
 from holdfast.runtime.saving.writer_link import WriterLink
-from holdfast.runtime.system.channel import FDS, Channel, ChannelError, Message, MessageKinds
+from holdfast.runtime.system.channel import Channel, ChannelError, Message, MessageKinds
 from holdfast.runtime.system.codec import WrongValue
 from holdfast.runtime.system.processes import (
     UNKILLABLE_AFTER_S,
@@ -99,9 +99,11 @@ class Host:
         self._trace_due = self._log_due = 0.0
         self._ways = Ways(tell)
         self.pool = WarmPool(reactor, pool, self._on_pool, self._forward_pool)
-        self.writer = WriterLink(reactor, self._on_writer, on_files=on_files, lease_fd=lease_fd)
-        self.writer.start()
         self._memory = SaveMemory(limits.memory)
+        self.writer = WriterLink(
+            reactor, self._on_writer, self._memory, on_files=on_files, lease_fd=lease_fd
+        )
+        self.writer.start()
         self.watch = HostWatch(limits, tell)
 
     def take(self, message: Down, fds: Sequence[int] = ()) -> None:
@@ -128,16 +130,23 @@ class Host:
                 self._let_leave(message)
             case messages.Inquire() | messages.Meet():
                 self._find_out(message)
-            case Settle():
-                self.writer.settle(message)
+            case _ if isinstance(message, WriterWork | PlanSaves | Hurry):
+                self._let_write(message)
             case messages.Abandon(why):
                 self._abandon(why)
-            case messages.Lead(generation, worker):
+            case messages.Lead(worker):
                 self._output.speaker = worker
-                if (generation, worker) not in self._processes:
-                    self.writer.end_maintenance()
             case messages.Describe():
                 self._describe()
+
+    def _let_write(self, message: WriterWork | PlanSaves | Hurry) -> None:
+        match message:
+            case PlanSaves():
+                self.writer.plan(message)
+            case Hurry():
+                self.writer.hurry()
+            case _:
+                self.writer.work(message)
 
     @property
     def statuses(self) -> Mapping[tuple[int, WorkerId], WorkerStatus]:
@@ -312,34 +321,40 @@ class Host:
         self._output.forward(stdout_fd, "[pool] ", 1)
         self._output.forward(stderr_fd, "[pool] ", 2)
 
-    def _on_writer(self, told: SaveAnswered | Settled | Records | Notice) -> None:
-        """Pass on what the writer tells: workers of other hosts may wait for an answer, too."""
+    def _on_writer(self, told: WriterAnswer | Records | Notice) -> None:
+        """Pass on what the writer tells."""
         if isinstance(told, Records):
             told = dataclasses.replace(told, source="snapshot writer")
         self._tell(told)
 
-    def _serve_save(self, process: WorkerProcess, message: OfWorker, fds: Sequence[int]) -> None:
+    def _serve_save(self, process: WorkerProcess, message: OfWorker) -> None:
         match message:
             case AskMemory():
                 self._give_memory(process, message)
             case PlanSaves():
-                self.writer.plan(message, fds)
+                self._memory.plan(process.generation, message)
+                self.writer.plan(message)
+                if message.share == 0:
+                    self._tell(message)
             case PartCopied():
-                self.writer.copied(message, fds)
+                held = self._memory.take_part(message)
+                if held is not None:
+                    self._tell(held)
+            case PartHeld() | ShareWritten() | WorkFailed():
+                self._tell(message)
 
     def _give_memory(self, process: WorkerProcess, question: AskMemory) -> None:
         """Answer a worker with the memory for its saves, and tell the writer of it once."""
-        memory = UseMemory(process.generation, question.layout)
         found, is_new = self._memory.buffers(process.generation, question)
         if is_new:
-            self.writer.use(memory, found.fds)
+            self.writer.use(found)
             if found.lack:
                 self._tell(Notice(found.lack))
-        process.answer(memory, found.fds)
+        process.answer(found.memory, found.fds)
 
     def _on_report(self, process: WorkerProcess, report: Message) -> None:
         if report in _OF_SAVES:
-            self._serve_save(process, _OF_SAVES.decode(report), report.get(FDS, ()))
+            self._serve_save(process, _OF_SAVES.decode(report))
             return
         try:
             told = _REPORTS.decode(report)

@@ -27,6 +27,18 @@ from holdfast.recovery.event import (
     Renew,
     WorkInHand,
 )
+from holdfast.recovery.saves import (
+    CommitSave,
+    MakeSpace,
+    PartHeld,
+    RemoveSave,
+    SaveCommitted,
+    SaveRemoved,
+    ShareWritten,
+    SpaceMade,
+    WorkFailed,
+    WriteShare,
+)
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.launchers import ON_ONE_HOST, LaunchTerms
 from holdfast.runtime.host.pool_process import Forked, LetBegin
@@ -34,7 +46,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Records
 from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.run.worker_logs import LogText
-from holdfast.runtime.saving.save_messages import SaveAnswered, Settle, Settled
+from holdfast.runtime.saving.save_messages import Hurry, PlanSaves
 from holdfast.runtime.system.network import Meeting
 from holdfast.runtime.system.worker_status import OwnReport, WorkerStatus
 
@@ -143,14 +155,8 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """A world has this first worker: show its lines, and of no other one.
+    """A world has this first worker: show its lines, and of no other one."""
 
-    The writer of its host alone looks after old steps from then on.  What is complete in the memory
-    of another host is still written when it is settled.
-    """
-
-    generation: int
-    """That of the launch."""
     worker: WorkerId
 
 
@@ -178,7 +184,12 @@ Down = (
     | LetLeave
     | NameWorld
     | Inquire
-    | Settle
+    | WriteShare
+    | CommitSave
+    | MakeSpace
+    | RemoveSave
+    | PlanSaves
+    | Hurry
     | Abandon
     | Lead
     | Meet
@@ -254,8 +265,13 @@ Up = (
     | Killed
     | Seen
     | Found
-    | SaveAnswered
-    | Settled
+    | PartHeld
+    | ShareWritten
+    | SaveCommitted
+    | SpaceMade
+    | SaveRemoved
+    | WorkFailed
+    | PlanSaves
     | Met
     | Described
     | TracePiece

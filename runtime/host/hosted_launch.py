@@ -17,11 +17,9 @@ import dataclasses
 import errno
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from holdfast.recovery.event import (
-    CheckpointCommitted,
     Event,
     HostLost,
     WorkerExited,
@@ -31,6 +29,7 @@ from holdfast.recovery.event import (
     WorldNamed,
 )
 from holdfast.recovery.placement import left_out
+from holdfast.recovery.saves import SaveNews
 from holdfast.recovery.world import REFUSED, OneWorld, WorkerId
 from holdfast.runtime.host import host_messages as messages
 from holdfast.runtime.host.fencing import Fencing
@@ -43,12 +42,12 @@ from holdfast.runtime.host.hosted_worker import (
     describe,
     short_report,
 )
+from holdfast.runtime.host.launch_saves import FailedSaves, LaunchSaves
 from holdfast.runtime.host.mpi_host import HostState
 from holdfast.runtime.host.pairs import Broken, PairTrials
 from holdfast.runtime.host.pool_process import Forked, LetBegin
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import (
-    Notice,
     PoolLost,
     PoolRestarted,
     PoolWarmed,
@@ -60,8 +59,7 @@ from holdfast.runtime.run.journal import Records
 from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.run.worker_logs import LogText
-from holdfast.runtime.saving.save_messages import SaveAnswered, Settle, Settled
-from holdfast.runtime.saving.writer_link import FailedSaves
+from holdfast.runtime.saving.save_messages import PlanSaves
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 from holdfast.runtime.system.worker_status import OwnReport, RequestFlag, SurvivorsMet
@@ -75,18 +73,6 @@ OnLost: TypeAlias = Callable[[HostLink, str], None]
 _OTHERS_END_WITHIN_S = 5.0
 """The agents of all other hosts end at once."""
 _CUT_OFF = "it is cut off from the workers that go on"
-
-
-@dataclass(slots=True)
-class _LastEnd:
-    """The end of a launch's last worker, which waits until memory is settled on all hosts.
-
-    So a relaunch finds the newest step on the disk.
-    """
-
-    event: WorkerExited
-    waits_for: list[HostLink]
-    step: int | None = None
 
 
 class HostedLaunch:
@@ -123,7 +109,8 @@ class HostedLaunch:
         self._world = 0
         """The generation of the newest world that was told of."""
         self._workers: dict[tuple[int, WorkerId], HostedWorker] = {}
-        self._last_ends: list[_LastEnd] = []
+        self._saves: dict[int, LaunchSaves] = {}
+        """Those of the newest launch, and of older ones whose memory is not settled."""
         self._failed_saves = FailedSaves()
         self._has_guards = False
         self._has_lost = False
@@ -139,14 +126,18 @@ class HostedLaunch:
     @property
     def is_idle(self) -> bool:
         """Whether there is no worker, and no save of dead workers is being committed."""
-        return not self._workers and not self._last_ends
+        return not self._workers and not self._is_settling
+
+    @property
+    def _is_settling(self) -> bool:
+        return any(saves.is_settling for saves in self._saves.values())
 
     @property
     def state(self) -> HostState:
         """The workers of the newest launch, in short."""
         is_empty = not any(hosted.occupies_a_rank for hosted in self.workers)
         return HostState(
-            is_empty=is_empty and not (self._last_ends or self._is_trying),
+            is_empty=is_empty and not (self._is_settling or self._is_trying),
             had_guards=self._has_guards,
             ended_well=not self._has_lost,
         )
@@ -200,6 +191,14 @@ class HostedLaunch:
         self._placed = {worker: hosts[name] for worker, name in names.items()}
         self._world = launch.generation
         self._worlds = OneWorld(launch.generation, launch.workers)
+        self._saves = {key: saves for key, saves in self._saves.items() if saves.is_settling}
+        self._saves[launch.generation] = LaunchSaves(
+            launch.generation,
+            self._tell,
+            lambda: self._hosts,
+            lambda: self.workers,
+            self._failed_saves,
+        )
         of_hosts: dict[HostLink, list[WorkerId]] = {}
         for worker in launch.workers:
             of_hosts.setdefault(self._placed[worker], []).append(worker)
@@ -296,8 +295,8 @@ class HostedLaunch:
             hosted.was_killed(cause)
         for hosted in lost:
             self._on_exit(hosted, hosted.lost_event(cause))
-        for _ in [end for end in self._last_ends if host in end.waits_for]:
-            self._on_settled(host, None)
+        for saves in list(self._saves.values()):
+            saves.lose_host(host)
         self._name_worlds()
 
     def take_guard(self, guard: GuardLink, hello: GuardHello) -> None:
@@ -392,10 +391,11 @@ class HostedLaunch:
                 self._fencing.found(message)
             case messages.Met():
                 self.pairs.hear(host, message)
-            case SaveAnswered() as answer:
-                self._on_save_answered(answer)
-            case Settled(step):
-                self._on_settled(host, step)
+            case PlanSaves() if self._launch is not None:
+                self._saves[self._launch.generation].plan(host, message)
+            case _ if isinstance(message, SaveNews):
+                if message.ticket.launch in self._saves:
+                    self._saves[message.ticket.launch].hear(host, message)
             case LogText() | Records() | WorkerFenced() | Suspected():
                 self._tell(message)
             case WorldFormed():
@@ -499,7 +499,7 @@ class HostedLaunch:
             return
         if set(formed.workers) <= set(launch.workers):
             self._world = formed.generation
-            self._post_all(messages.Lead(launch.generation, formed.workers[0]))
+            self._post_all(messages.Lead(formed.workers[0]))
 
     @property
     def _living(self) -> dict[WorkerId, HostedWorker]:
@@ -551,8 +551,8 @@ class HostedLaunch:
             return
         if not self._is_urgent:
             self._try_before_the_next()
-        self._last_ends.append(_LastEnd(event, list(self._hosts)))
-        self._post_all(Settle(self._is_urgent))
+        assert self._launch is not None  # a worker that ends last may be of an older one
+        self._saves[self._launch.generation].settle(event, is_urgent=self._is_urgent)
 
     def _rank_of(self, hosted: HostedWorker) -> int | None:
         workers = () if self._launch is None else self._launch.workers
@@ -566,29 +566,3 @@ class HostedLaunch:
 
         self._is_trying = True
         self._try_pairs(go_on)
-
-    def _on_settled(self, host: HostLink, step: int | None) -> None:
-        """Tell the end of the last worker once all hosts have settled; each answers in order."""
-        end = next(end for end in self._last_ends if host in end.waits_for)
-        end.waits_for.remove(host)
-        if step is not None:
-            end.step = step if end.step is None else max(step, end.step)
-        if end.waits_for:
-            return
-        self._last_ends.remove(end)
-        if end.step is not None:
-            self._tell(CheckpointCommitted(end.event.worker, end.step))
-        self._tell(end.event)
-
-    def _on_save_answered(self, answer: SaveAnswered) -> None:
-        """Tell all workers the outcome of their save, and the user a failure."""
-        ticket, text = answer.ticket, None
-        for hosted in self.workers:
-            if hosted.generation == ticket.launch:
-                hosted.page.answer_save(ticket.attempt, is_durable=answer.is_durable)
-        if answer.is_durable:
-            text = self._failed_saves.succeeded(ticket.step)
-        elif not answer.is_expected:
-            text = self._failed_saves.sentence(ticket.step, answer.reason)
-        if text is not None:
-            self._tell(Notice(text))

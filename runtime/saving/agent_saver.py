@@ -1,28 +1,31 @@
 """A worker's part of a save: a copy in memory of the agent, from which the host's writer commits.
 
 Each worker copies its share, takes the digests beside its next step, and says that it has
-done so.  The outcome stands in its status.  Where the host has no memory for a
-snapshot, the first worker writes from its own state instead.  Training waits then, and nothing
+done so.  The outcome stands in its status.  Where a host has no memory for a snapshot, its first
+worker writes the host's shards from its own state.  Training waits then, and nothing of it
 is written before all workers have compared their states.
 """
 
 from __future__ import annotations
 
-import os
+import base64
+import contextlib
 import time
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.errors import CheckpointError, StorageFailed
 from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import ImageMap, share_of
+from holdfast.checkpoint.shares import note_part, written_by
 from holdfast.checkpoint.tensor import Tensors
-from holdfast.recovery.event import Event
-from holdfast.runtime.saving.committer import Committer
+from holdfast.recovery.placement import SavePart
+from holdfast.recovery.saves import PartHeld, ShareWritten, WorkFailed
+from holdfast.runtime.saving.committer import MOST_THREADS
 from holdfast.runtime.saving.plan import SavePlan, SaveRequest
 from holdfast.runtime.saving.save_memory import HostBuffers
-from holdfast.runtime.saving.save_messages import AskMemory, PartCopied, PlanSaves
+from holdfast.runtime.saving.save_messages import AskMemory, OfWorker, PartCopied, PlanSaves
 from holdfast.runtime.system.channel import FDS, to_message
 from holdfast.runtime.system.codec import encode
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
@@ -33,25 +36,34 @@ FREE_WITHIN_S = 60.0
 """So long a save waits for its memory; a disk that is slower costs it, and the next one waits."""
 
 _LOOK_S = 0.001
-_CARE_ENDS_WITHIN_S = 10.0
 
-_World: TypeAlias = tuple[int, int, int, int]
-"""This worker's part, the number of parts, the generation, and the number of its first save."""
+_World: TypeAlias = tuple[SavePart, int, int]
+"""This worker's part, the generation, and the number of its first save."""
 
 
 class SnapshotNotWritten(CheckpointError):
-    """The host's writer has failed; the journal holds its reason."""
+    """The save has failed, and the head tells the reason."""
 
 
 class PendingSave:
     """One worker's part of a save, after its copy.
 
-    By itself it is that of a worker that copies nothing: another one saves the whole state, or it
-    could not, for a ``failure``.
+    By itself it is that of a worker that copies nothing, because another one of its host writes its
+    own state, or because it cannot (`fail`).
     """
 
-    def __init__(self, failure: BaseException | None = None) -> None:
-        self._failure = failure
+    def __init__(self, context: WorkerContext, request: SaveRequest) -> None:
+        self._context = context
+        self._request = request
+        self._failure: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Let the head know that this worker cannot do its part, so that all workers hear of it."""
+        self._failure, reason = error, reason_of(error)
+        failed = WorkFailed(self._request.ticket, self._request.part.host, reason)
+        with contextlib.suppress(OSError, MemoryError):  # else nothing is to spare for any words
+            self._context.tell_agent(to_message(failed))
+            self._failure = SnapshotNotWritten(reason)
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Take the digests of the part; another thread calls this once.
@@ -65,15 +77,23 @@ class PendingSave:
     @property
     def is_done(self) -> bool:
         """Whether the save is durable, or has failed."""
-        return True
+        attempt = self._request.ticket.attempt
+        return self._failure is not None or self._context.page.is_answered(attempt)
 
     @property
     def failure(self) -> BaseException | None:
-        """The error if it has failed, else None."""
-        return self._failure
+        """The error if the part was not told, or could not be committed, else None."""
+        if self._failure is not None:
+            return self._failure
+        if self._context.page.failed_save != self._request.ticket.attempt:
+            return None
+        return SnapshotNotWritten("it could not be committed; the journal says why")
 
     def wait(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` until it is done."""
+        """Wait up to ``timeout_s`` for the answer."""
+        bound = Bound(timeout_s)
+        while not self.is_done and not bound.has_passed:
+            time.sleep(_LOOK_S)
 
 
 class AgentSaver:
@@ -85,22 +105,18 @@ class AgentSaver:
         self._thread = DaemonExecutor(1, "holdfast-memory")
         self._desk: Future[_PreparedSave] | None = None
         self._prepared: tuple[SavePlan, _World] | None = None
-        self._committer: Committer | None = None
-        """That of a host without memory, if this is the first worker."""
         self._copied: dict[int, int] = {}
         """The newest attempt in each buffer that has this worker's part and its word.
 
         Nobody reads the memory of any other save.
         """
 
-    def prepare(
-        self, plan: SavePlan, part: int, parts: int, *, generation: int, attempt: int = 1
-    ) -> None:
+    def prepare(self, plan: SavePlan, part: SavePart, *, generation: int, attempt: int = 1) -> None:
         """Begin to lay out this worker's share and to take its memory, in the background.
 
         ``generation`` is that of the world, and ``attempt`` that of its first save.
         """
-        self._prepared = plan, (part, parts, generation, attempt)
+        self._prepared = plan, (part, generation, attempt)
         self._desk = self._thread.submit(self._lay_out, *self._prepared, self._desk)
 
     def begin(self, request: SaveRequest, state: Tensors) -> PendingSave:
@@ -111,12 +127,13 @@ class AgentSaver:
         """
         desk = self._laid_out()
         if not len(desk.buffers):
-            return self._begin_without_memory(desk, request)
+            if request.part.part == 0:
+                return _StateSave(self._context, desk.plan, request)
+            return PendingSave(self._context, request)
         buffer = desk.buffers.place_of(request.ticket.attempt)
         self._wait_until_free(buffer)
-        ticket = replace(request.ticket, buffer=buffer, layout=desk.layout)
-        desk.share.copy(desk.buffers[buffer], state, desk.plan.header(ticket))
-        return _AgentSave(self._context, desk, replace(request, ticket=ticket), self._copied)
+        desk.share.copy(desk.buffers[buffer], state, desk.plan.header(request.ticket))
+        return _AgentSave(self._context, desk, request, self._copied)
 
     def keep_only(self, attempt: int) -> None:
         """Return the pages of all saves but this one: it is durable, and later than all others.
@@ -131,8 +148,6 @@ class AgentSaver:
         if self._desk is not None:
             self._thread.submit(_give_back, self._desk)
         self._thread.shutdown()
-        if self._committer is not None:
-            self._committer.close(_CARE_ENDS_WITHIN_S)
 
     def _laid_out(self) -> _PreparedSave:
         assert self._desk is not None  # it was prepared
@@ -146,10 +161,11 @@ class AgentSaver:
     def _lay_out(
         self, plan: SavePlan, world: _World, before: Future[_PreparedSave] | None
     ) -> _PreparedSave:
-        part, parts, generation, attempt = world
-        image_map = plan.image_map()
-        share = ShareImage(image_map, share_of(image_map, part, parts), plan.config.record.run_id)
-        layout = plan.layout_id
+        mine, generation, attempt = world
+        image_map = plan.image_map(mine.host, mine.hosts)
+        shares = share_of(image_map, mine.part, mine.parts)
+        share = ShareImage(image_map, shares, plan.config.record.run_id)
+        layout = plan.layout_id(mine.host, mine.hosts)
         desk = None if before is None or before.exception() else before.result()
         if desk is not None and desk.layout == layout:
             buffers = desk.buffers
@@ -158,13 +174,17 @@ class AgentSaver:
             if desk is not None:
                 desk.buffers.close()
         buffers.touch(attempt, share.spans())
-        if part == 0 and len(buffers):  # else this worker commits, and cares for old steps
-            _send_with_content(self._context, PlanSaves(generation), encode(plan))
+        if mine.part == 0:
+            text = encode(plan).decode()
+            self._tell(PlanSaves(generation, layout, text, mine.host, mine.hosts))
         return _PreparedSave(plan, layout, buffers, share)
+
+    def _tell(self, message: OfWorker) -> None:
+        self._context.tell_agent(to_message(message))
 
     def _ask_for_memory(self, image_map: ImageMap, layout: str) -> HostBuffers:
         most = self._context.config.options.snapshot_memory
-        question = AskMemory(layout, image_map.size, image_map.layout.nbytes, most)
+        question = AskMemory(layout, image_map.size, image_map.nbytes, most)
         return HostBuffers.of_agent(self._context.ask_agent(to_message(question)).get(FDS, ()))
 
     def _wait_until_free(self, buffer: int) -> None:
@@ -183,13 +203,6 @@ class AgentSaver:
                 )
             time.sleep(_LOOK_S)
 
-    def _begin_without_memory(self, desk: _PreparedSave, request: SaveRequest) -> PendingSave:
-        if request.part != 0:
-            return PendingSave()
-        if self._committer is None:
-            self._committer = Committer(desk.plan, ContextReport(self._context))
-        return _StateSave(self._committer, request)
-
 
 @dataclass(frozen=True, slots=True)
 class _PreparedSave:
@@ -207,10 +220,7 @@ def _give_back(desk: Future[_PreparedSave]) -> None:
 
 
 class _AgentSave(PendingSave):
-    """A worker's part of a save that the host's writer commits.
-
-    It waits for no comparison: the writer compares the digests of all parts by itself.
-    """
+    """A worker's part of a save that the host's writer writes."""
 
     def __init__(
         self,
@@ -219,100 +229,83 @@ class _AgentSave(PendingSave):
         request: SaveRequest,
         copied: dict[int, int],
     ) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context, request)
         self._desk = desk
-        self._ticket, self._request = request.ticket, request
         self._copied = copied
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Write the records of the share behind the images, and say that it was copied."""
-        desk, ticket, part = self._desk, self._ticket, self._request.part
+        desk, request, mine = self._desk, self._request, self._request.part
+        ticket, buffer = request.ticket, desk.buffers.place_of(request.ticket.attempt)
+        memory = desk.buffers[buffer]
         try:
-            desk.share.describe(desk.buffers[ticket.buffer], state, desk.plan.header(ticket))
-            cursor = encode(self._request.cursor) if part == 0 else None
-            _send_with_content(self._context, PartCopied(ticket, part, state_digest), cursor)
-        except (OSError, MemoryError) as error:  # nothing to spare for digests or message
-            self._failure = error
+            desk.share.describe(memory, state, desk.plan.header(ticket))
+        except (OSError, MemoryError) as error:  # nothing to spare for digests
+            self.fail(error)
+            return
+        note_part(memory, mine.part, mine.parts, ticket.key, state_digest)
+        seconds = time.monotonic() - request.began
+        copied = PartCopied(ticket, mine.host, seconds, request.cursor_text)
+        try:
+            self._context.tell_agent(to_message(copied))
+        except (OSError, MemoryError) as error:
+            self._failure = error  # from here on others may believe that it is there
         else:
-            self._copied[ticket.buffer] = ticket.attempt
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the writer has answered, or will not."""
-        return self._failure is not None or self._context.page.is_answered(self._ticket.attempt)
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error if the writer was not told, or could not commit the save, else None."""
-        if self._failure is not None:
-            return self._failure
-        if self._context.page.failed_save != self._ticket.attempt:
-            return None
-        return SnapshotNotWritten("the host's writer could not commit it; the journal says why")
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` for the answer."""
-        bound = Bound(timeout_s)
-        while not self.is_done and not bound.has_passed:
-            time.sleep(_LOOK_S)
+            self._copied[buffer] = ticket.attempt
 
 
 class _StateSave(PendingSave):
-    """The state itself, which is written while training waits: done when ``compared`` returns."""
+    """The share of a host, which is written from this worker's state while training waits."""
 
-    is_done = False
-
-    def __init__(self, committer: Committer, request: SaveRequest) -> None:
-        super().__init__()
-        self._committer = committer
-        self._request = request
-        self._state: Tensors | None = None
+    def __init__(self, context: WorkerContext, plan: SavePlan, request: SaveRequest) -> None:
+        super().__init__(context, request)
+        self._plan = plan
+        self._taken: tuple[Tensors, str] | None = None
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Remember the state."""
-        self._state = state
+        self._taken = state, state_digest
 
     def compared(self) -> None:
-        """Write the state; it is still the one of the save."""
-        assert self._state is not None
-        state, self._state = self._state, None
+        """Write the shards of the host; the state is still the one of the save."""
+        assert self._taken is not None
+        (state, digest), self._taken = self._taken, None
+        request, mine = self._request, self._request.part
+        held = PartHeld(
+            request.ticket,
+            mine.host,
+            frozenset((digest,)),
+            time.monotonic() - request.began,
+            request.cursor_text,
+            is_in_memory=False,
+        )
         try:
-            self._committer.commit_state(self._request.ticket, self._request.cursor, state)
-        except Exception as error:
+            self._context.tell_agent(to_message(held))
+            self._context.tell_agent(to_message(self._written(state)))
+        except (OSError, MemoryError) as error:
             self._failure = error
-        self.is_done = True
+
+    def _written(self, state: Tensors) -> ShareWritten | WorkFailed:
+        ticket, mine = self._request.ticket, self._request.part
+        layout, header = self._plan.layout, self._plan.header(ticket)
+        staging = self._plan.open_store().staging(*ticket.key)
+
+        def write(shard: int) -> str:
+            record = staging.write_shard(state, layout, shard, header)
+            rows = ImageMap.of(layout, (shard,)).rows_of(record, header)
+            return base64.b64encode(rows).decode()
+
+        try:
+            with ThreadPoolExecutor(MOST_THREADS, "holdfast-shard") as threads:
+                texts = threads.map(write, written_by(mine.host, mine.hosts, layout.writers))
+            return ShareWritten(ticket, mine.host, tuple(texts))
+        except (CheckpointError, OSError, MemoryError) as error:
+            is_full = isinstance(error, StorageFailed) and error.is_full
+            return WorkFailed(ticket, mine.host, reason_of(error), is_full)
 
 
-class ContextReport:
-    """The report of a committer that works in a worker."""
-
-    def __init__(self, context: WorkerContext) -> None:
-        self._context = context
-
-    def record(self, event: Event) -> None:
-        """Write an event into the worker's journal."""
-        self._context.journal.record(event)
-
-    def notify(self, text: str) -> None:
-        """Show one line to the user."""
-        self._context.notify(text)
-
-    def disk_moved(self, change: int) -> None:
-        """Do nothing: nobody watches this committer but the deadline of the save."""
-
-
-def _send_with_content(
-    context: WorkerContext, message: PlanSaves | PartCopied, content: bytes | None
-) -> None:
-    """Send the agent a message, with content of any size in memory beside it."""
-    if content is None:
-        context.tell_agent(to_message(message))
-        return
-    fd = os.memfd_create("holdfast-message", os.MFD_CLOEXEC)
-    try:
-        os.truncate(fd, len(content))
-        os.pwrite(fd, content, 0)
-        context.tell_agent(to_message(message), (fd,))
-    finally:
-        os.close(fd)
+def reason_of(failure: BaseException) -> str:
+    """Return what a user can read; an error that nobody has foreseen is named with its type."""
+    if isinstance(failure, (CheckpointError, OSError)):
+        return str(failure)
+    return f"{type(failure).__name__}: {failure}".removesuffix(": ")

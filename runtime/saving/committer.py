@@ -1,12 +1,11 @@
-"""The committer: writes the shards of a save, all at once, and makes the step visible.
+"""The committer: writes the shards of a host's share, all at once, and makes steps visible.
 
-There is one on each host, in the agent's writer, and it works in the same way while workers
-live and when they are dead.  Without memory for a copy, the first worker has it.
+There is one in each writer, and it works in the same way while workers live and when they are dead.
+The one on the host of the head commits the saves of all hosts.
 
 A save is acknowledged as soon as its rename is durable.  What follows, pruning and reading
 back, is `CheckpointMaintenance`, on a thread of its own: no save waits for it, and it reads at a
-bounded rate.  A save that fails leaves nothing behind: all its writes have ended before its staging
-is removed.
+bounded rate.  The files of a save that has failed are removed when nobody writes them any more.
 
 No image in memory is trusted: memory may change, and workers may copy their next save into it.  The
 records are read once, when all parts are there.  Every use of an image compares it with them.
@@ -14,22 +13,26 @@ records are read once, when all parts are there.  Every use of an image compares
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import functools
+import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
-from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
+from holdfast.checkpoint.errors import CheckpointError, CommitRefused
 from holdfast.checkpoint.filesystem import READ_BYTES_PER_S, FileSystem, PacedFileSystem
 from holdfast.checkpoint.image_map import ImageMap
-from holdfast.checkpoint.manifest import Manifest, Placed, ShardRecord
+from holdfast.checkpoint.manifest import Placed
 from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.retention import Pruner
-from holdfast.checkpoint.store import Staging
-from holdfast.checkpoint.tensor import Tensors
+from holdfast.checkpoint.shares import written_by
+from holdfast.checkpoint.tensor import ShardLayout
 from holdfast.recovery.event import Event
+from holdfast.recovery.saves import CommitSave, SaveTicket, WriteShare
 from holdfast.runtime.run.checkpoint_events import (
     Checkpoint,
     PruneFailed,
@@ -37,14 +40,11 @@ from holdfast.runtime.run.checkpoint_events import (
     StoreRemoved,
 )
 from holdfast.runtime.saving.plan import SavePlan
-from holdfast.runtime.saving.save_messages import SaveCopied, SaveTicket
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 
 MOST_THREADS = 4
 """Writes of a disk, digests and syncs overlap; more threads gain nothing (bench/README.md)."""
 
-_Write: TypeAlias = Callable[[Staging], Manifest]
-"""Writes all files of a save into its staging directory."""
 _Shard = TypeVar("_Shard")
 _Written = TypeVar("_Written")
 
@@ -65,69 +65,22 @@ class Reporter(Protocol):
         """Take note of what the disk is busy with, as `disk.Watch` says; any thread may."""
 
 
-@dataclass(slots=True)
-class HeldSave:
-    """A complete save: its plan, its memory and its records."""
+@dataclass(frozen=True, slots=True)
+class PlannedMemory:
+    """The plan of the saves in one memory, and where their bytes lie there."""
 
     plan: SavePlan
     image_map: ImageMap
-    ticket: SaveTicket
-    cursor: Mapping[str, object]
-    memory: memoryview
-    records: tuple[ShardRecord, ...]
-    is_durable: bool = False
 
-    @staticmethod
-    def of(
-        plan: SavePlan,
-        image_map: ImageMap,
-        copied: SaveCopied,
-        cursor: Mapping[str, object],
-        memory: memoryview,
-    ) -> HeldSave:
-        """Return the save that was copied; ``image_map`` is the plan's.
 
-        Raises ``CommitRefused`` if its parts are of different states, and ``SnapshotDamaged`` if
-        the memory holds another save by now.
-        """
-        copied.refuse_different_states()
-        ticket = copied.ticket
-        header, shards = plan.header(ticket), range(plan.layout.writers)
-        records = tuple(image_map.record(memory, shard, header) for shard in shards)
-        return HeldSave(plan, image_map, ticket, cursor, memory, records)
-
-    @property
-    def step(self) -> int:
-        """The step whose state is saved."""
-        return self.ticket.step
-
-    @property
-    def contents(self) -> Contents:
-        """What is saved: equal for two worlds that save the same state."""
-        return self.step, tuple(record.pieces for record in self.records)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the memory still holds what its records say; reads all of it."""
-        try:
-            self.manifest()
-            for record in self.records:
-                record.check(self.image(record))
-        except CheckpointError:
-            return False
-        return True
-
-    def image(self, record: ShardRecord) -> memoryview:
-        """Return the file of a shard in memory."""
-        return self.image_map.image(self.memory, record.index, record.size)
-
-    def manifest(self) -> Manifest:
-        """Return the manifest; raises ``CommitRefused`` if the records make nothing whole."""
-        return self.plan.manifest(self.plan.header(self.ticket), self.records, self.cursor)
+@functools.lru_cache(maxsize=2)
+def _whole_map(layout: ShardLayout) -> ImageMap:
+    """Return the map of all shards; a layout of many tensors is kept for hours."""
+    return ImageMap.of(layout, range(layout.writers))
 
 
 class Committer:
-    """Commits the saves of one plan."""
+    """Writes the shards of saves, and commits the saves of one plan."""
 
     def __init__(
         self,
@@ -136,114 +89,97 @@ class Committer:
         *,
         has_maintenance: bool = True,
         files: FileSystem | None = None,
-        most_threads: int = MOST_THREADS,
     ) -> None:
         """Open the store, and begin to care for its old steps, if ``has_maintenance``.
 
-        It is on other ``files`` than those of the disk if any are given.
+        Only such a committer tells what the file system lacks: others of the job find the same.
+        The store is on other ``files`` than those of the disk if any are given.
         """
         self.plan = plan
-        self.image_map = plan.image_map()
+        self._tells = has_maintenance
         self._report = report
         self._maintenance = CheckpointMaintenance(
             plan, report, is_idle=not has_maintenance, files=files
         )
         self.store = plan.open_store(files)
         self.store.disk.watch(report.disk_moved)
-        threads = min(most_threads, plan.layout.writers)
-        self._threads = DaemonExecutor(threads, "holdfast-shard")
+        self._threads = DaemonExecutor(min(MOST_THREADS, plan.layout.writers), "holdfast-shard")
         self._downgrades_told: set[str] = set()
         self._newest: Contents | None = None
 
-    def commit(self, save: HeldSave) -> int:
-        """Make a save in memory a durable checkpoint; return its bytes.
+    def write(self, work: WriteShare, found: PlannedMemory, memory: memoryview) -> tuple[str, ...]:
+        """Make the shards of a share durable that lie in ``memory``; return their records.
 
-        One that is there already, with the same bytes, is not written again: the survivors of a
-        death save a state once more, if they do not know whether the first save was complete.
-        Raises ``CheckpointError`` or ``OSError``; then nothing of it is left in the run directory.
+        Raises ``CheckpointError`` or ``OSError``.
         """
-        manifest = save.manifest()
+        ticket, layout = work.ticket, found.plan.layout
+        header, staging = found.plan.header(ticket), self.store.staging(*ticket.key)
 
-        def write(staging: Staging) -> Manifest:
-            def write_one(record: ShardRecord) -> None:
-                staging.write_image(save.image(record), record, manifest.writers)
+        def write_one(shard: int) -> str:
+            packed = found.image_map.packed(memory, shard)
+            record = found.image_map.record(packed, shard, header)
+            image = found.image_map.image(memory, shard, record.size)
+            staging.write_image(image, record, layout.writers)
+            return base64.b64encode(packed).decode()
 
-            self._at_once(write_one, save.records)
-            return manifest
+        self._prove()
+        try:
+            shards = written_by(work.share, ticket.hosts, layout.writers)
+            return tuple(self._at_once(write_one, shards))
+        finally:
+            self._tell_state_of_store(ticket.step)
 
-        if save.contents != self._newest or not self._has(save.step):
-            self._commit(save.ticket, write)
-        save.is_durable = True
-        self._newest = save.contents
-        return manifest.nbytes
+    def commit(self, work: CommitSave, plan: SavePlan) -> None:
+        """Make a save visible whose shards are all durable.
 
-    def commit_state(self, ticket: SaveTicket, cursor: Mapping[str, object], state: Tensors) -> int:
-        """Make ``state`` itself a durable checkpoint, without a copy; it may not change meanwhile.
-
-        Raises ``CheckpointError`` or ``OSError``; then nothing of it is left.
+        One that is there already, with the same bytes, stays as it is: the survivors of a death
+        save a state once more, if they do not know whether the first save was complete.
+        Raises ``CheckpointError`` or ``OSError``.
         """
-        layout, header = self.plan.layout, self.plan.header(ticket)
+        ticket, header = work.ticket, plan.header(work.ticket)
+        image_map = _whole_map(plan.layout)
+        packed = [base64.b64decode(text) for texts in work.records for text in texts]
+        records = [image_map.record(rows, shard, header) for shard, rows in enumerate(packed)]
+        manifest = plan.manifest(header, records, json.loads(work.cursor))
+        self._prove()
+        staging = self.store.staging(*ticket.key)
+        contents: Contents = ticket.step, tuple(record.pieces for record in records)
+        if contents == self._newest and self._has(ticket.step):
+            staging.abandon()
+            return
+        try:
+            staging.commit(manifest)
+        finally:
+            self._tell_state_of_store(ticket.step)
+        self._newest = contents
+        seconds = round(time.monotonic() - work.began, 6)
+        self._report.record(Checkpoint(ticket.step, seconds, manifest.nbytes, ticket.generation))
+        self._maintenance.committed(ticket.step)
 
-        def write(staging: Staging) -> Manifest:
-            def write_one(shard: int) -> ShardRecord:
-                return staging.write_shard(state, layout, shard, header)
+    def make_space(self, ticket: SaveTicket) -> None:
+        """Free space for a save that a disk could not take, as far as there is any."""
+        self._maintenance.make_room(self.plan.layout.nbytes, StagingName(*ticket.key))
 
-            records = self._at_once(write_one, range(layout.writers))
-            return self.plan.manifest(header, records, cursor)
-
-        return self._commit(ticket, write)
+    def remove(self, ticket: SaveTicket) -> None:
+        """Remove what was written of a save that has failed, as far as possible."""
+        self._prove()
+        self.store.staging(*ticket.key).abandon()
 
     def close(self, within_s: float) -> None:
         """Let the care of old steps end what it is doing, but wait no longer than told."""
         self._threads.shutdown()
         self._maintenance.close(within_s)
 
-    def _has(self, step: int) -> bool:
-        """Return whether the newest save still is there, with files of their sizes.
-
-        Raises ``CommitRefused`` if the directory is another job's.
-        """
+    def _prove(self) -> None:
+        """Raise ``CommitRefused`` if the directory is another job's: no file of ours goes there."""
         self.plan.config.ownership.prove()
+
+    def _has(self, step: int) -> bool:
+        """Return whether the newest save still is there, with files of their sizes."""
         try:
             return self.store.scan(step).manifest().run_id == self.plan.config.record.run_id
         except CheckpointError:
             return False
-
-    def _commit(self, ticket: SaveTicket, write: _Write) -> int:
-        """Commit a save, and return the bytes written; if the disk is full, make room once."""
-        try:
-            manifest = self._try(ticket, write)
-        except StorageFailed as failure:
-            if not failure.is_full:
-                raise
-            self._maintenance.make_room(self.plan.layout.nbytes, StagingName(*ticket.key))
-            manifest = self._try(ticket, write)
-        committed = Checkpoint(
-            step=ticket.step,
-            seconds=round(time.monotonic() - ticket.began, 6),
-            bytes=manifest.nbytes,
-            generation=ticket.generation,
-        )
-        self._report.record(committed)
-        self._maintenance.committed(ticket.step)
-        return manifest.nbytes
-
-    def _try(self, ticket: SaveTicket, write: _Write) -> Manifest:
-        # Else files of ours would stay in another job's directory.
-        self.plan.config.ownership.prove()
-        staging = self.store.staging(*ticket.key)
-        staging.abandon()  # a writer that was killed may have begun the same save
-        try:
-            manifest = write(staging)
-            staging.commit(manifest)
-        except BaseException:
-            staging.abandon()
-            raise
-        finally:
-            self._tell_downgrades()
-        if self.store.take_removal():
-            self._tell_removal(ticket.step)
-        return manifest
 
     def _at_once(
         self, write: Callable[[_Shard], _Written], shards: Iterable[_Shard]
@@ -252,6 +188,14 @@ class Committer:
         writes = [self._threads.submit(write, shard) for shard in shards]
         wait(writes)
         return [found.result() for found in writes]
+
+    def _tell_state_of_store(self, step: int) -> None:
+        """Tell what the store lacks, and whether it was removed before this step."""
+        for reason in self.store.disk.new_downgrades(self._downgrades_told) if self._tells else ():
+            self._report.record(StorageDowngrade(reason=reason))
+            self._report.notify(f"checkpoints are at risk: {reason}")
+        if self.store.take_removal():
+            self._tell_removal(step)
 
     def _tell_removal(self, newest: int) -> None:
         """Tell that the steps before ``newest``, or before older new ones, are gone."""
@@ -263,11 +207,6 @@ class Committer:
             f"{directory} was removed, or its disk unmounted: it has no checkpoint before "
             f"step {step}"
         )
-
-    def _tell_downgrades(self) -> None:
-        for reason in self.store.disk.new_downgrades(self._downgrades_told):
-            self._report.record(StorageDowngrade(reason=reason))
-            self._report.notify(f"checkpoints are at risk: {reason}")
 
 
 class CheckpointMaintenance:

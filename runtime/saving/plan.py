@@ -1,7 +1,7 @@
 """The plan of saves, the clock that tells when one is due, and a worker's request of one.
 
-All that the saves of a stage have in common is a `SavePlan`.  It travels once, not once a worker
-and save.  A plan with the images of a save is enough to commit, so a save that is complete in
+All that the saves of a stage have in common is a `SavePlan`.  It travels once a host and world, not
+once a save.  A plan with the images of a save is enough to commit, so a save that is complete in
 memory needs no worker any more.  It has the launch's configuration as it is: options and lease
 of the job count for the writer as they do for a worker.
 
@@ -20,8 +20,11 @@ from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.image_map import ImageMap
 from holdfast.checkpoint.manifest import Header, Manifest, ShardRecord
 from holdfast.checkpoint.retention import FEWEST_KEPT, Best, Retention, Wanted
+from holdfast.checkpoint.shares import held_by
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, digest_of
+from holdfast.recovery.placement import SavePart
+from holdfast.recovery.saves import SaveTicket
 from holdfast.recovery.schedule import (
     NOT_MEASURED,
     Auto,
@@ -33,7 +36,6 @@ from holdfast.recovery.schedule import (
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.checkpoint_events import SaveInterval
-from holdfast.runtime.saving.save_messages import SaveTicket
 from holdfast.runtime.system.codec import encode
 
 _MODES = ("min", "max")
@@ -67,10 +69,9 @@ class SavePlan:
     terms: SaveTerms
     unsound: frozenset[int] = frozenset()
 
-    @property
-    def layout_id(self) -> str:
-        """The name of the memory that fits these saves, the same in every process."""
-        return digest_of(encode([self.config.record.run_id, self.layout]))
+    def layout_id(self, share: int, hosts: int) -> str:
+        """Return the name of the memory of a host, the same in each of its processes."""
+        return digest_of(encode([self.config.record.run_id, self.layout, share, hosts]))
 
     def open_store(self, files: FileSystem | None = None) -> CheckpointStore:
         """Return the run's checkpoints, fenced, or on another file system if one is given."""
@@ -78,9 +79,9 @@ class SavePlan:
         fenced = FileSystem(owner.run_dir, owner.prove)
         return CheckpointStore(owner.run_dir, fenced if files is None else files)
 
-    def image_map(self) -> ImageMap:
-        """Return where each byte of a save lies in memory."""
-        return ImageMap.of(self.layout)
+    def image_map(self, share: int, hosts: int) -> ImageMap:
+        """Return where each byte lies in the memory of host number ``share`` of ``hosts``."""
+        return ImageMap.of(self.layout, held_by(share, hosts, self.layout.writers))
 
     def header(self, ticket: SaveTicket) -> Header:
         """Return the header of a save's shards."""
@@ -108,8 +109,15 @@ class SaveRequest:
     """
 
     ticket: SaveTicket
-    part: int
+    part: SavePart
     cursor: Mapping[str, object]
+    began: float
+    """In seconds of the monotonic clock."""
+
+    @property
+    def cursor_text(self) -> str | None:
+        """The cursor as JSON, if this worker is the one that tells it."""
+        return encode(self.cursor).decode() if self.part.host == self.part.part == 0 else None
 
 
 def wanted_of(keep_every: object, keep_best: object, *, after: int = -1) -> Wanted:

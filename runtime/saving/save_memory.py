@@ -13,10 +13,11 @@ import contextlib
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
-from holdfast.runtime.run.progress import memory
-from holdfast.runtime.saving.save_messages import AskMemory
+from holdfast.checkpoint.shares import HEADER_BYTES, SaveKey, digests_of
+from holdfast.recovery.saves import PartHeld, SaveTicket
+from holdfast.runtime.run.progress import memory as memory_words
+from holdfast.runtime.saving.save_messages import AskMemory, PartCopied, PlanSaves, UseMemory
 from holdfast.runtime.system.own_process import Usage, sealed_memory
 
 BUFFERS = 2
@@ -33,56 +34,108 @@ _THEN = (
 """What follows from this many buffers."""
 
 
-@dataclass(frozen=True, slots=True)
 class Buffers:
-    """The buffers of one layout in one launch; ``lack`` says why there are not two."""
+    """The buffers of one layout in one launch, and the plan of the saves in them."""
 
-    launch: int
-    layout: str
-    fds: tuple[int, ...]
-    lack: str = ""
+    def __init__(self, memory: UseMemory) -> None:
+        """Begin with no buffer."""
+        self.memory = memory
+        self.fds: tuple[int, ...] = ()
+        self.lack = ""
+        """Why there are not two."""
+        self.plan: PlanSaves | None = None
+        self._headers: list[mmap.mmap] = []
+
+    def add(self, size: int) -> None:
+        """Make one more buffer; raises ``OSError`` if no descriptor is left."""
+        fd = sealed_memory("holdfast-save", size)
+        try:
+            self._headers.append(mmap.mmap(fd, HEADER_BYTES, prot=mmap.PROT_READ))
+        except OSError:
+            os.close(fd)
+            raise
+        self.fds += (fd,)
+
+    def digests_of(self, save: SaveKey) -> frozenset[str] | None:
+        """Return the digests of the states that a save here is of; None if parts of it lack."""
+        found = (digests_of(memoryview(header), save) for header in self._headers)
+        return next((digests for digests in found if digests is not None), None)
 
     def close(self) -> None:
         """Close the descriptors; processes that have mapped the memory keep it."""
-        for fd in self.fds:
+        for fd, header in zip(self.fds, self._headers, strict=True):
             os.close(fd)
+            header.close()
 
 
 class SaveMemory:
-    """Makes buffers when the first worker asks, and gives the same ones to the others."""
+    """Makes buffers when the first worker asks, and gives the same ones to the others.
+
+    Those of the world before are kept: what is complete there may still have to be written.
+    """
 
     def __init__(self, limits: Callable[[], Iterable[Usage]]) -> None:
         self._limits = limits
-        self._current: Buffers | None = None
-        self._before: Buffers | None = None
+        self.kept: list[Buffers] = []
+        """The newest last."""
+        self._cursor: PartCopied | None = None
+        """The newest part that came with a cursor."""
+        self._held: SaveTicket | None = None
+        """The newest save that was found whole."""
 
     def buffers(self, launch: int, question: AskMemory) -> tuple[Buffers, bool]:
         """Return the buffers for a worker's question, and whether they are new."""
-        found = self._current
-        if found is not None and (found.launch, found.layout) == (launch, question.layout):
-            return found, False
-        if self._before is not None:
-            self._before.close()
-        self._before = found  # its descriptors may still be on their way to a worker
-        self._current = self._make(launch, question)
-        return self._current, True
+        memory = UseMemory(launch, question.layout)
+        for found in self.kept:
+            if found.memory == memory:
+                return found, False
+        while len(self.kept) > 1:
+            self.kept.pop(0).close()
+        self.kept.append(self._make(memory, question))
+        return self.kept[-1], True
+
+    def plan(self, launch: int, message: PlanSaves) -> None:
+        """Keep the plan of the saves in a memory, as the first world has told it."""
+        memory = UseMemory(launch, message.layout)
+        for found in self.kept:
+            is_same = found.plan is not None and found.plan.plan == message.plan
+            if found.memory == memory and not is_same:
+                found.plan = message
+
+    def take_part(self, copied: PartCopied) -> PartHeld | None:
+        """Take note of a part; return what is to be told once all parts of its save are here.
+
+        Rows may be there before the words of their workers, the plan and the cursor among them.
+        """
+        if copied.cursor is not None:
+            self._cursor = copied
+        ticket, cursor = copied.ticket, None
+        if self._cursor is not None and self._cursor.ticket == ticket:
+            cursor = self._cursor.cursor
+        is_known = cursor is not None or copied.share != 0
+        planned = [buffers for buffers in self.kept if buffers.plan is not None]
+        found = (buffers.digests_of(ticket.key) for buffers in planned)
+        digests = next((states for states in found if states is not None), None)
+        if digests is None or not is_known or ticket == self._held:
+            return None
+        self._held = ticket
+        return PartHeld(ticket, copied.share, digests, copied.seconds, cursor)
 
     def close(self) -> None:
         """Close all descriptors."""
-        for found in (self._before, self._current):
-            if found is not None:
-                found.close()
-        self._before = self._current = None
+        while self.kept:
+            self.kept.pop().close()
 
-    def _make(self, launch: int, question: AskMemory) -> Buffers:
-        count, lack = self._count(question.nbytes, question.most)
-        fds: list[int] = []
+    def _make(self, memory: UseMemory, question: AskMemory) -> Buffers:
+        made = Buffers(memory)
+        count, made.lack = self._count(question.nbytes, question.most)
         try:
-            while len(fds) < count:
-                fds.append(sealed_memory("holdfast-save", question.size))
+            while len(made.fds) < count:
+                made.add(question.size)
         except OSError as error:  # no descriptor is left
-            lack = f"memory for snapshots cannot be made: {error}; {_THEN[len(fds)]}"
-        return Buffers(launch, question.layout, tuple(fds), lack)
+            then = _THEN[len(made.fds)]
+            made.lack = f"memory for snapshots cannot be made: {error}; {then}"
+        return made
 
     def _count(self, nbytes: int, most: int | None) -> tuple[int, str]:
         """Return how many buffers fit, and why there are not two."""
@@ -90,13 +143,13 @@ class SaveMemory:
         count, left = BUFFERS, ""
         if tightest is not None and BUFFERS * nbytes > tightest.free:
             count = 1 if nbytes <= tightest.free else 0
-            left = f"{tightest.place} has {memory(tightest.free)} left"
+            left = f"{tightest.place} has {memory_words(tightest.free)} left"
         if most is not None and most < BUFFERS * nbytes:
             count = min(most // max(nbytes, 1), count)
-            left = f"--snapshot-memory allows {memory(most)}"
+            left = f"--snapshot-memory allows {memory_words(most)}"
         if not left:
             return count, ""
-        return count, f"two snapshots of {memory(nbytes)} do not fit: {left}; {_THEN[count]}"
+        return count, f"two snapshots of {memory_words(nbytes)} do not fit: {left}; {_THEN[count]}"
 
 
 class HostBuffers:

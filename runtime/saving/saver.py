@@ -4,8 +4,7 @@ A save costs the training loop one copy of this worker's share of the state (`ag
 host's writer does the rest.  Votes tell when all know the outcome (`recovery.step`), so all
 workers always agree on the save in flight.
 
-With several hosts the workers on the host of rank 0 save (`recovery.placement`).  The others
-compare their states with theirs, and vote: the save is as far as its savers are.  No checkpoint is
+All workers save, each its part of the share of its host (`recovery.saves`).  No checkpoint is
 committed whose state was not compared (`MemoryCheck`).
 
 A file system that hangs answers nothing, not even an error.  So the agent gives up a writer that
@@ -31,7 +30,8 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.tensor import Digest, ShardLayout, Tensors, specs_of, whole_bytes_of
 from holdfast.recovery.event import CheckpointCommitted
 from holdfast.recovery.ledger import Cursor
-from holdfast.recovery.placement import savers_among
+from holdfast.recovery.placement import SavePart, save_parts
+from holdfast.recovery.saves import SaveTicket
 from holdfast.recovery.step import (
     REFUSAL,
     Bit,
@@ -48,10 +48,10 @@ from holdfast.runtime.saving.agent_saver import (
     AgentSaver,
     PendingSave,
     SnapshotNotWritten,
+    reason_of,
 )
 from holdfast.runtime.saving.committer import MOST_THREADS
 from holdfast.runtime.saving.plan import SavePlan, SaveRequest, SaveTerms
-from holdfast.runtime.saving.save_messages import SaveTicket
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.system.worker_status import HaltOrder
@@ -87,9 +87,8 @@ class Saver:
         self._records = records
         self._way = AgentSaver(context) if way is None else way
         self._check = MemoryCheck(context, membership, records)
-        self._prepared_for = 0, 0, 0
-        self._prepared_in = -1
-        """Generation, part and parts."""
+        self._prepared_for: tuple[int, SavePart] | None = None
+        """The world, and this worker's part of its saves."""
         self._flight: SaveInFlight | None = None
         self._is_wanted = False
         self._is_repeated = False
@@ -230,26 +229,23 @@ class Saver:
         self.saved_step = int(step[0])
 
     def prepare(self, state: Callable[[], Tensors]) -> None:
-        """Take the memory for saves of this world ahead of the first one, if this worker saves."""
+        """Take the memory for saves of this world ahead of the first one."""
         generation = self._membership.world.generation
-        if self._prepared_in != generation:
-            self._prepared_in, part = generation, self._part
-            if part is not None:
-                self._prepare(*part, state)
+        if self._prepared_for is None or self._prepared_for[0] != generation:
+            self._prepare(self._part, state)
 
     @property
-    def _part(self) -> tuple[int, int] | None:
-        """This worker's part of each save of the world, and the number of parts; None if none."""
+    def _part(self) -> SavePart:
+        """This worker's part of each save of the world."""
         world, me = self._membership.world, self._membership.me
-        savers = savers_among(world.workers, self._context.config.host_of)
-        return (savers.index(me), len(savers)) if me in savers else None
+        return save_parts(world.workers, self._context.config.host_of)[me]
 
-    def _prepare(self, part: int, parts: int, state: Callable[[], Tensors]) -> None:
+    def _prepare(self, part: SavePart, state: Callable[[], Tensors]) -> None:
         generation = self._membership.world.generation
-        if self._prepared_for != (generation, part, parts):
-            self._prepared_for = generation, part, parts
+        if self._prepared_for != (generation, part):
+            self._prepared_for = generation, part
             plan, attempt = self._plan(state()), self._context.newest_save + 1
-            self._way.prepare(plan, part, parts, generation=generation, attempt=attempt)
+            self._way.prepare(plan, part, generation=generation, attempt=attempt)
 
     def save_halted(
         self, step: int, state: Tensors, fields: Mapping[str, object], order: HaltOrder
@@ -259,17 +255,17 @@ class Saver:
         It needs no word of another worker, and runs beside the main thread, which changes no
         state any more.
         """
-        self._prepare(order.part, order.parts, lambda: state)
+        part = order.part
+        self._prepare(part, lambda: state)
         self._attempt = order.attempt
-        ticket = self._ticket(step, order.parts)
-        mine = self._copied(SaveRequest(ticket, order.part, fields), state)
-        digest_then(state, mine.hand_over, is_alone=order.parts == 1)
+        mine = self._copied(self._request(step, part, fields), state)
+        digest_then(state, mine.hand_over, is_alone=part.hosts * part.parts == 1)
         mine.compared()
         while not mine.is_done:
             if self._context.page.halt_order != order:  # a worker has died that had a part
                 return "another worker has died meanwhile"
             mine.wait(_LOOK_S)
-        return "" if mine.failure is None else _reason_of(mine.failure)
+        return "" if mine.failure is None else reason_of(mine.failure)
 
     def close(self) -> None:
         """Give memory and threads back; nothing is in flight any more."""
@@ -285,33 +281,32 @@ class Saver:
         config = self._context.config
         specs = specs_of(state)
         nbytes = sum(spec.nbytes for spec in specs)
-        layout = ShardLayout(specs, shard_count(nbytes, config.options.shards))
+        hosts = len(set(config.host_of.values()))
+        layout = ShardLayout(specs, shard_count(nbytes, hosts, config.options.shards))
         first = replace(config, worker=config.workers[0])
         return SavePlan(first, layout, self._terms, frozenset(self._context.unsound))
 
     def _launch(self, cursor: Cursor, state: Tensors, fields: Mapping[str, object]) -> SaveInFlight:
         self.prepare(lambda: state)
         self._attempt = self._context.newest_save = self._context.newest_save + 1
-        mine = PendingSave()
-        if self._part is not None:
-            part, parts = self._part
-            request = SaveRequest(self._ticket(cursor.step, parts), part, fields)
-            mine = self._copied(request, state)
+        mine = self._copied(self._request(cursor.step, self._part, fields), state)
         self._check.take(cursor.step, state, then=mine.hand_over)
         nbytes = sum(tensor.nbytes for tensor in state.values())
         return SaveInFlight(cursor.step, cursor.version, nbytes, mine, witnessed_s())
 
-    def _ticket(self, step: int, parts: int) -> SaveTicket:
+    def _request(self, step: int, part: SavePart, fields: Mapping[str, object]) -> SaveRequest:
         launch, world = self._context.config.generation, self._membership.world.generation
-        began = time.monotonic()
-        return SaveTicket(launch, world, step, self._attempt, parts, began)
+        ticket = SaveTicket(launch, world, step, self._attempt, part.hosts)
+        return SaveRequest(ticket, part, fields, began=time.monotonic())
 
     def _copied(self, request: SaveRequest, state: Tensors) -> PendingSave:
-        """Copy this worker's share; if it cannot, all workers learn by vote that the save fails."""
+        """Copy this worker's share; if it cannot, all workers learn that the save fails."""
         try:
             return self._way.begin(request, state)
         except (CheckpointError, OSError, MemoryError) as error:
-            return PendingSave(error)
+            failed = PendingSave(self._context, request)
+            failed.fail(error)
+            return failed
 
     def _committed(self, flight: SaveInFlight) -> None:
         self._flight = None
@@ -331,8 +326,8 @@ class Saver:
         self._failures[flight.step] += 1
         failure = flight.mine.failure
         if failure is None or isinstance(failure, SnapshotNotWritten):
-            return  # the committer has told it
-        reason = _reason_of(failure)
+            return  # the head tells it
+        reason = reason_of(failure)
         self._context.journal.record(CheckpointFailed(step=flight.step, reason=reason))
         self._context.notify(f"the checkpoint of step {flight.step} failed: {reason}")
 
@@ -361,25 +356,19 @@ class SaveInFlight:
         return Bit.SETTLED | Bit.INTACT if is_done else Bit.INTACT
 
 
-def _reason_of(failure: BaseException) -> str:
-    """Return what a user can read; an error that nobody has foreseen is named with its type."""
-    if isinstance(failure, (CheckpointError, OSError)):
-        return str(failure)
-    return f"{type(failure).__name__}: {failure}".removesuffix(": ")
-
-
-def shard_count(nbytes: int, asked: int | None = None) -> int:
+def shard_count(nbytes: int, hosts: int, asked: int | None = None) -> int:
     """Return the shards of ``nbytes`` of state; ``asked`` is the user's choice, if any.
 
-    They are written and synced at once, and more of them than a disk or a server serves at once
-    cost only more names.  A file is bounded, so that a repair holds it in memory, and no
-    file system meets a file that it cannot stripe.  The count follows from the size alone: all
-    workers come to the same, on any machine.
+    Those of a host are written and synced at once, and more of them than a disk or a server serves
+    at once cost only more names.  A file is bounded, so that a repair holds it in memory, and no
+    file system meets a file that it cannot stripe.  The count follows from the size, and from the
+    ``hosts`` of the launch: all workers come to the same, on any machine.  All hosts have as many.
     """
     if asked is not None:
         return asked
-    paying = min(MOST_THREADS, -(-nbytes // WORTH_A_FILE_BYTES))
-    return max(1, paying, -(-nbytes // LARGEST_FILE_BYTES))
+    paying = min(MOST_THREADS * hosts, -(-nbytes // WORTH_A_FILE_BYTES))
+    count = max(1, paying, -(-nbytes // LARGEST_FILE_BYTES))
+    return count if count < hosts else -(-count // hosts) * hosts
 
 
 class MemoryCheck:

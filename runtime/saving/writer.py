@@ -1,52 +1,63 @@
-"""The host's writer: a child of the agent that commits all saves of the host's workers.
+"""The host's writer: a child of the agent that writes all saves of the host's workers.
 
 It is niced and has neither MPI nor TensorFlow nor HDF5: an image is the file, byte for
 byte.  Workers copy their parts of the state into memory of the agent.  When all parts are there,
-the agent says so.  If they are of the same state, the writer commits the save, whether the workers
-still live or not.  So no save that was complete in memory is lost, and no worker has to be asked.
+the head lets each host write its share, whether the workers still live or not.  So no save that
+was complete in memory is lost, and no worker has to be asked.
 
-Each save is answered once (`SaveAnswered`), a failure with its reason.  What else there is to tell
-goes to the agent (`WriterReport`).  On the host of the head a thread of this process also writes
-the journal and looks after the run directory (`run_files`).
-
-The images of the newest complete save are kept, if the disk could not take it: the writer tries
-once more when all workers are dead.
+Each piece of work is answered once, a failure with its reason.  What else there is to tell goes to
+the agent (`WriterReport`).  The writer on the host of the head also commits the saves of all hosts
+and looks after old steps.  A thread of its process writes the journal and looks after the run
+directory (`run_files`).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
+from holdfast.checkpoint.errors import (
+    CheckpointError,
+    CommitRefused,
+    SnapshotDamaged,
+    StorageFailed,
+)
 from holdfast.checkpoint.filesystem import FileSystem
+from holdfast.checkpoint.shares import digests_of
 from holdfast.recovery.event import Event
-from holdfast.runtime.run.checkpoint_events import CheckpointFailed
+from holdfast.recovery.saves import (
+    CommitSave,
+    MakeSpace,
+    RemoveSave,
+    SaveCommitted,
+    SaveRemoved,
+    SaveTicket,
+    ShareWritten,
+    SpaceMade,
+    WorkFailed,
+    WriteShare,
+)
 from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.journal import RecordedEvent, Records
 from holdfast.runtime.run.run_directory import prove_also
-from holdfast.runtime.saving.committer import Committer, HeldSave
+from holdfast.runtime.saving.committer import Committer, PlannedMemory
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.run_files import RunFiles
 from holdfast.runtime.saving.save_messages import (
     DiskMoved,
     OfWriter,
     PlanSaves,
-    SaveAnswered,
-    SaveCopied,
-    SaveTicket,
-    Settle,
-    Settled,
     ToWriter,
     UseMemory,
+    WriterAnswer,
+    WriterWork,
 )
 from holdfast.runtime.system.channel import FDS, Channel, MessageKinds, to_message
 from holdfast.runtime.system.codec import decode
@@ -60,6 +71,9 @@ _TOLD_EVERY_S = 1.0
 _NICE = 10
 
 _FILES_END_WITHIN_S = 3.0
+
+_MEMORIES = 2
+"""The agent keeps the memory of the world before, too."""
 
 _CARE_ENDS_WITHIN_S = 3.0
 """Less than the agent waits for the end of its writer."""
@@ -82,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.lease_fd is not None:
         prove_also(partial(_prove_lease, WorkerStatus(options.lease_fd)))
     files = None if options.files_fd is None else RunFiles(Channel.adopt(options.files_fd))
-    HostWriter(Channel.adopt(options.control_fd)).run()
+    HostWriter(Channel.adopt(options.control_fd), commits=files is not None).run()
     if files is not None:
         files.close(_FILES_END_WITHIN_S)
 
@@ -96,56 +110,60 @@ def _prove_lease(status: WorkerStatus) -> None:
 
 
 class HostWriter:
-    """Commits the saves of one host, one after the other, and remembers the newest."""
+    """Does the work of one host, one piece after the other."""
 
-    def __init__(self, channel: Channel, files: FileSystem | None = None) -> None:
-        """Serve ``channel``; checkpoints lie on other ``files`` than the disk's, if given."""
+    def __init__(
+        self, channel: Channel, *, commits: bool = True, files: FileSystem | None = None
+    ) -> None:
+        """Serve ``channel``, and look after old steps if it ``commits``.
+
+        Checkpoints lie on other ``files`` than the disk's, if given.
+        """
         self._channel = channel
+        self._commits = commits
         self._files = files
         self._report = WriterReport(channel)
         self._memories: dict[UseMemory, list[memoryview]] = {}
-        self._plan: SavePlan | None = None
-        self._has_maintenance = True
-        """Whether this writer looks after old steps, as the host of rank 0 does alone."""
+        """Those of the last two layouts, the newest last."""
+        self._plans: dict[str, tuple[int, PlannedMemory]] = {}
+        """By layout, with the first world that it was for, the newest last."""
         self._committer: Committer | None = None
-        """That of the plan; None until the run's directory can be used."""
-        self._saves: list[HeldSave] = []
-        """The newest complete saves, at most one for each buffer, oldest first."""
+        """That of the newest plan; None until the run's directory can be used."""
 
     def run(self) -> None:
-        """Serve until the agent closes the connection; commit every save that is complete."""
+        """Serve until the agent closes the connection."""
         while (line := self._channel.receive()) is not None:
-            fds = line.get(FDS, ())
             match message := _MESSAGES.decode(line):
                 case UseMemory():
-                    self._take_memory(message, fds)
+                    self._take_memory(message, line.get(FDS, ()))
                 case PlanSaves():
-                    self._take_plan(message, *fds)
-                case SaveCopied():
-                    self._take_save(message, fds)
-                case Settle():
-                    self._settle()
+                    self._take_plan(message)
+                case WriteShare() | CommitSave() | MakeSpace() | RemoveSave():
+                    self._report.send(self._answer(message))
         if self._committer is not None:
             self._committer.close(_CARE_ENDS_WITHIN_S)
 
     def _take_memory(self, memory: UseMemory, fds: Sequence[int]) -> None:
-        """Map the buffers of a launch and layout; those of which nothing is kept are let go."""
-        kept = {save.ticket.memory for save in self._saves}
-        self._memories = {key: found for key, found in self._memories.items() if key in kept}
+        """Map the buffers of a launch and layout."""
         self._memories[memory] = []
         for fd in fds:
             self._memories[memory].append(memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ)))
             os.close(fd)  # unmapped with its last view
+        while len(self._memories) > _MEMORIES:
+            del self._memories[next(iter(self._memories))]
 
-    def _take_plan(self, message: PlanSaves, fd: int) -> None:
+    def _take_plan(self, message: PlanSaves) -> None:
         """Take the plan that comes with each world, though it may be the same."""
-        plan = decode(SavePlan, _contents(fd))
-        if (plan, message.has_maintenance) == (self._plan, self._has_maintenance):
-            return
-        if self._committer is not None:
+        plan = decode(SavePlan, message.plan.encode())
+        found = PlannedMemory(plan, plan.image_map(message.share, message.hosts))
+        before = [since for since, one in self._plans.values() if one.plan == plan]
+        self._plans.pop(message.layout, None)
+        self._plans[message.layout] = min(before, default=message.generation), found
+        while len(self._plans) > _MEMORIES:
+            del self._plans[next(iter(self._plans))]
+        if self._committer is not None and self._committer.plan != plan:
             self._committer.close(0.0)
-        self._plan, self._committer = plan, None
-        self._has_maintenance = message.has_maintenance
+            self._committer = None
         with contextlib.suppress(CheckpointError, OSError):  # each save tries again
             self._ready()
 
@@ -155,86 +173,54 @@ class HostWriter:
         Raises ``CheckpointError`` or ``OSError`` if there is none just now.
         """
         if self._committer is None:
-            if self._plan is None:
+            if not self._plans:
                 raise CommitRefused("nothing can be saved before the plan of saves has come")
+            _, newest = next(reversed(self._plans.values()))
             self._committer = Committer(
-                self._plan,
-                self._report,
-                has_maintenance=self._has_maintenance,
-                files=self._files,
+                newest.plan, self._report, has_maintenance=self._commits, files=self._files
             )
         return self._committer
 
-    def _take_save(self, message: SaveCopied, fds: Sequence[int]) -> None:
-        """Commit a save, and answer; one that another writer has answered is for a settle."""
-        ticket = message.ticket
-        cursor = json.loads(_contents(*fds)) if fds else {}
-        if message.was_durable is not None:
-            with contextlib.suppress(CheckpointError, OSError):  # that was the answer
-                self._hold(message, cursor).is_durable = message.was_durable
-            return
+    def _plan_of(self, ticket: SaveTicket) -> SavePlan:
+        """Return the newest plan of the world that has saved; raises ``CommitRefused``."""
+        for since, found in reversed(self._plans.values()):
+            if since <= ticket.generation:
+                return found.plan
+        raise CommitRefused(f"the plan of step {ticket.step} is not known any more")
+
+    def _answer(self, work: WriterWork) -> WriterAnswer:
+        """Do a piece of work."""
+        share = work.share if isinstance(work, WriteShare) else None
         try:
-            self._commit(self._hold(message, cursor))
+            match work:
+                case WriteShare():
+                    return self._write(work)
+                case CommitSave():
+                    self._ready().commit(work, self._plan_of(work.ticket))
+                    return SaveCommitted(work.ticket)
+                case MakeSpace():
+                    self._ready().make_space(work.ticket)
+                    return SpaceMade(work.ticket)
+                case RemoveSave():
+                    self._ready().remove(work.ticket)
+                    return SaveRemoved(work.ticket)
         except (CheckpointError, OSError) as error:
-            self._record_failure(ticket, str(error))
-            self._report.send(SaveAnswered(ticket, is_durable=False, reason=str(error)))
-        else:
-            self._report.send(SaveAnswered(ticket, is_durable=True))
+            is_full = isinstance(error, StorageFailed) and error.is_full
+            return WorkFailed(work.ticket, share, str(error), is_full)
 
-    def _hold(self, copied: SaveCopied, cursor: Mapping[str, object]) -> HeldSave:
-        """Return the save, which replaces an older one in the same buffer."""
-        ticket = copied.ticket
-        place = ticket.memory, ticket.buffer
-        self._saves = [
-            save for save in self._saves if (save.ticket.memory, save.ticket.buffer) != place
-        ]
-        committer = self._ready()
-        memory = self._memories[ticket.memory][ticket.buffer]
-        save = HeldSave.of(committer.plan, committer.image_map, copied, cursor, memory)
-        self._saves = sorted([*self._saves, save], key=lambda save: save.ticket.age)
-        return save
-
-    def _commit(self, save: HeldSave) -> None:
-        """Commit a save in memory; one that has changed there is kept no longer."""
-        try:
-            self._ready().commit(save)
-        except CheckpointError as error:
-            if not isinstance(error, StorageFailed) and not save.is_whole:
-                self._saves = [found for found in self._saves if found is not save]
-            raise
-        self._saves = [found for found in self._saves if found.ticket.age >= save.ticket.age]
-
-    def _settle(self) -> None:
-        """Commit the newest complete save that the disk has not taken; say which step it is.
-
-        All workers are dead.
-        """
-        step = None
-        for save in reversed(self._saves):
-            step = self._settled(save)
-            if step is not None:
-                break
-        self._report.send(Settled(step))
-
-    def _settled(self, save: HeldSave) -> int | None:
-        if not save.is_durable:
-            try:
-                self._commit(save)
-            except (CheckpointError, OSError) as error:
-                self._record_failure(save.ticket, str(error))  # it has its answer already
-                return None
-        return save.step
-
-    def _record_failure(self, ticket: SaveTicket, reason: str) -> None:
-        self._report.record(CheckpointFailed(ticket.step, reason, ticket.generation))
-
-
-def _contents(fd: int) -> bytes:
-    """Read all of a descriptor's memory, and close it."""
-    try:
-        return os.pread(fd, os.fstat(fd).st_size, 0)
-    finally:
-        os.close(fd)
+    def _write(self, work: WriteShare) -> ShareWritten:
+        """Write a share of a save that lies in some memory here."""
+        for memory, buffers in self._memories.items():
+            if memory.layout not in self._plans or memory.launch != work.ticket.launch:
+                continue
+            _, found = self._plans[memory.layout]
+            for buffer in buffers:
+                if digests_of(buffer, work.ticket.key) is not None:
+                    records = self._ready().write(work, found, buffer)
+                    return ShareWritten(work.ticket, work.share, records)
+        raise SnapshotDamaged(
+            f"step {work.ticket.step} was written over in memory; save the step again"
+        )
 
 
 class WriterReport:

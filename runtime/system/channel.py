@@ -43,8 +43,8 @@ FDS = "@fds"
 
 _CHUNK_BYTES = 1 << 16
 _MAX_FDS = 16
-_MAX_LINE_BYTES = 16 << 20
-_MAX_OUTBOX_BYTES = 64 << 20
+_MAX_LINE_BYTES = 64 << 20
+_MAX_OUTBOX_BYTES = 128 << 20
 
 
 class ChannelError(Exception):
@@ -93,7 +93,7 @@ class LineChannel:
     def post(self, message: Message) -> None:
         """Queue one message and write what can be written at once.
 
-        A peer that is gone, or that lets 64 MiB pile up, is not written to again.
+        A peer that is gone, or that lets 128 MiB pile up, is not written to again.
         """
         self._post_line(_line_of(message), ())
 
@@ -267,7 +267,7 @@ class Channel(LineChannel):
         """Queue one message and write what can be written at once.
 
         ``fds`` must stay open until the message has left (``wants_write`` is
-        false).  A peer that is gone, or that lets 64 MiB pile up, is not written to again.
+        false).  A peer that is gone, or that lets 128 MiB pile up, is not written to again.
         """
         self._post_line(_line_of(_with(fds, message)), tuple(fds))
 

@@ -37,6 +37,7 @@ from enum import Enum, IntEnum, IntFlag
 from typing import Any, Generic, TypeVar, overload
 
 from holdfast.recovery.event import WorkInHand
+from holdfast.recovery.placement import WHOLE_SAVE, SavePart
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.timeline import KINDS, RING_BYTES, Activity, RingReader, Timeline
@@ -97,8 +98,7 @@ class HaltOrder:
     """What a halted worker does: its part of the save ``attempt``, or it leaves if that is 0."""
 
     attempt: int = 0
-    part: int = 0
-    parts: int = 0
+    part: SavePart = WHOLE_SAVE
 
 
 class Writer(Enum):
@@ -172,9 +172,11 @@ class WorkerStatus:
     is_halt_asked = _Word(20, bool, _AGENT)  # whether it is to change no state, and to say its own
     _halt_attempt = _Word(21, int, _AGENT)  # the save of a halted worker; 0: it leaves
     _halt_part = _Word(22, int, _AGENT)  # its part of that save
-    _halt_parts = _Word(23, int, _AGENT)  # the number of parts
-    halt_orders = _Word(24, int, _AGENT)  # how many orders a halted worker has had
-    lease_ms = _Word(25, int, _AGENT, is_local=True)  # end of its host's lease; 0: it needs none
+    _halt_parts = _Word(23, int, _AGENT)  # the number of parts of its host
+    _halt_host = _Word(24, int, _AGENT)  # the number of its host among those that save
+    _halt_hosts = _Word(25, int, _AGENT)  # the number of these hosts
+    halt_orders = _Word(26, int, _AGENT)  # how many orders a halted worker has had
+    lease_ms = _Word(27, int, _AGENT, is_local=True)  # end of its host's lease; 0: it needs none
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -326,13 +328,14 @@ class WorkerStatus:
     @property
     def halt_order(self) -> HaltOrder:
         """The last order to a halted worker; a later one replaces those before."""
-        return HaltOrder(self._halt_attempt, self._halt_part, self._halt_parts)
+        place = self._halt_host, self._halt_hosts, self._halt_part, self._halt_parts
+        return HaltOrder(self._halt_attempt, SavePart(*place))
 
     def order_halted(self, order: HaltOrder) -> None:
         """Tell a halted worker what it does (agent only); it looks at the count, written last."""
         self._halt_attempt = order.attempt
-        self._halt_part = order.part
-        self._halt_parts = order.parts
+        self._halt_host, self._halt_hosts = order.part.host, order.part.hosts
+        self._halt_part, self._halt_parts = order.part.part, order.part.parts
         self.halt_orders += 1
 
     def is_answered(self, attempt: int) -> bool:
@@ -342,8 +345,7 @@ class WorkerStatus:
     def answer_save(self, attempt: int, *, is_durable: bool) -> None:
         """Tell whether a snapshot is durable or has failed (agent only).
 
-        A late answer changes nothing: that of a host which saves no more may come after one of the
-        host that does.
+        A late answer changes nothing.
         """
         if is_durable:
             self.durable_save = max(self.durable_save, attempt)

@@ -8,9 +8,9 @@ alone, or with the same weights as all others, holds the newest state already.
 
 A checkpoint is read by all workers together.  The candidates are the steps that rank 0 lists,
 newest first.  Each worker reads and verifies its part of the shards, then sends it to the others:
-the file system delivers every byte once.  Digests come first: no byte is sent before all shards
-have verified.  Nothing is loaded before all workers have everything.  If a step fails for one
-worker, all reject it.
+the file system delivers every byte once, to all hosts alike.  Digests come first: no byte is sent
+before all shards have verified.  Nothing is loaded before all workers have everything.  If a step
+fails for one worker, all reject it.
 
 A read that fails is tried again by one rule (`Patience`).  A worker alone may have too
 many open files, or a stale handle.  All wait for it: what one cannot read is read by none.  Only
@@ -301,7 +301,12 @@ class JobRestore:
 
         def read_part() -> None:
             found[0].allocate()
-            found[0].read(range(communicator.rank, found[0].manifest.writers, communicator.size))
+            shards, ranks = found[0].manifest.writers, communicator.size
+            found[0].read(
+                shard
+                for shard in range(shards)
+                if _reader_of(shard, shards, ranks) == communicator.rank
+            )
 
         if not self._succeeds(step, open_step):
             return None
@@ -323,10 +328,11 @@ class JobRestore:
             raise UsageError(f"{error}{_READS_BACK * self._is_one_of_several}") from error
         if not self._succeeds(step, read_part):
             return None
-        for shard in range(reader.manifest.writers):
+        shards = reader.manifest.writers
+        for shard in range(shards):
             for contents in reader.contents(shard):
                 view = np.frombuffer(contents, np.uint8)
-                communicator.broadcast(view, shard % communicator.size)
+                communicator.broadcast(view, _reader_of(shard, shards, communicator.size))
         self._context.rejected.discard(step)
         return Restored(reader.state, reader.manifest)
 
@@ -497,6 +503,11 @@ class JobRestore:
             )
             self._context.notify(text)
             self._context.journal.record(events.Warned(text=text))
+
+
+def _reader_of(shard: int, shards: int, ranks: int) -> int:
+    """Return the rank that reads a shard.  Ranks of a host are neighbours: all hosts read alike."""
+    return shard * ranks // shards
 
 
 def _trouble_of(attempt: Callable[[], None]) -> Trouble:

@@ -111,7 +111,7 @@ class HaltWatch:
                     time.sleep(_LOOK_S)
                     continue
                 obeyed, order = self._page.halt_orders, self._page.halt_order
-                if not order.parts:
+                if not order.attempt:
                     self._leave()
                     return
                 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from holdfast.checkpoint.image import ShardImage, ShareImage, lay_out_shard
 from holdfast.checkpoint.image_map import ImageMap, share_of
 from holdfast.checkpoint.manifest import Header, ShardRecord
 from holdfast.checkpoint.names import shard_name
+from holdfast.checkpoint.shares import HEADER_BYTES, digests_of, held_by, note_part, written_by
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, Tensor, TensorSpec, specs_of
 
@@ -84,13 +86,45 @@ def state_of(shapes: dict[str, tuple[tuple[int, ...], str]]) -> dict[str, np.nda
     }
 
 
-@given(STATES, st.integers(1, 5), st.integers(1, 7))
+@given(st.integers(1, 1000), st.integers(1, 1000))
+def test_each_shard_is_written_by_one_host_and_held_by_two(hosts: int, shards: int) -> None:
+    written = [written_by(host, hosts, shards) for host in range(hosts)]
+    held = [held_by(host, hosts, shards) for host in range(hosts)]
+
+    assert [shard for found in written for shard in found] == list(range(shards))
+    assert max(map(len, written)) - min(map(len, written)) <= 1
+    assert Counter(shard for found in held for shard in found) == Counter(
+        shard for shard in range(shards) for _ in range(min(2, hosts))
+    )
+    for host in range(hosts):
+        assert {*written[host], *written[host - 1]} == set(held[host])
+
+
+@given(st.integers(0, 5), st.integers(1, 6))
+def test_header_tells_of_which_save_all_parts_are(torn: int, parts: int) -> None:
+    memory, older, save = memoryview(bytearray(HEADER_BYTES)), (5, 1, 1), (6, 1, 2)
+    for part in range(parts):
+        note_part(memory, part, parts, older, "a" * 32)
+    assert digests_of(memory, older) == {"a" * 32}
+
+    for part in range(parts):
+        assert digests_of(memory, save) is None
+        note_part(memory, part, parts, save, "b" * 32)
+
+    assert digests_of(memory, save) == {"b" * 32}
+    note_part(memory, torn % parts, parts, save, "c" * 32)
+    assert "c" * 32 in (digests_of(memory, save) or ())
+    note_part(memory, torn % parts, parts, older, "b" * 32)
+    assert digests_of(memory, save) is None
+
+
+@given(STATES, st.integers(1, 5), st.integers(1, 7), st.integers(1, 4))
 def test_shares_of_any_number_of_workers_make_the_shards_that_one_writer_makes(
-    shapes: dict[str, tuple[tuple[int, ...], str]], shards: int, parts: int
+    shapes: dict[str, tuple[tuple[int, ...], str]], shards: int, parts: int, hosts: int
 ) -> None:
     state = state_of(shapes)
     layout = ShardLayout(specs_of(state), shards)
-    image_map = ImageMap.of(layout)
+    image_map = ImageMap.of(layout, held_by(hosts // 2, hosts, shards))
     memory = memoryview(bytearray(image_map.size))
 
     for part in reversed(range(parts)):
@@ -98,11 +132,13 @@ def test_shares_of_any_number_of_workers_make_the_shards_that_one_writer_makes(
         share.copy(memory, state, SHARED)
         share.describe(memory, state, SHARED)
 
-    for index in range(shards):
+    for index in image_map.pieces:
         image = lay_out_shard(layout, index, "run")
         expected = bytearray(image.size)
         record = filled(image, memoryview(expected), state, SHARED)
-        assert image_map.record(memory, index, SHARED) == record
+        packed = image_map.packed(memory, index)
+        assert image_map.record(packed, index, SHARED) == record
+        assert ImageMap.of(layout, (index,)).rows_of(record, SHARED) == packed
         assert image_map.image(memory, index, record.size) == expected
 
 
@@ -111,7 +147,7 @@ def test_shares_cover_each_byte_once_and_digest_each_piece_once(
     sizes: list[int], shards: int, parts: int
 ) -> None:
     specs = tuple(TensorSpec(f"t{i}", "uint8", (size,)) for i, size in enumerate(sizes))
-    image_map = ImageMap.of(ShardLayout(specs, shards))
+    image_map = ImageMap.of(ShardLayout(specs, shards), range(shards))
     shares = [share_of(image_map, part, parts) for part in range(parts)]
 
     covered = sorted(s for share in shares for s in share.stretches)
@@ -121,7 +157,7 @@ def test_shares_cover_each_byte_once_and_digest_each_piece_once(
         by_piece[(found.shard, found.piece)] = found.stop
     pieces = {
         (shard, index): piece.nbytes
-        for shard, found in enumerate(image_map.pieces)
+        for shard, found in image_map.pieces.items()
         for index, piece in enumerate(found)
         if piece.nbytes
     }
@@ -147,7 +183,7 @@ def test_shares_cover_each_byte_once_and_digest_each_piece_once(
 def test_room_holds_the_file_of_any_names(names: list[str]) -> None:
     specs = tuple(TensorSpec(name, "float32", (1,) * 32) for name in sorted(names))
     layout = ShardLayout(specs, 1)
-    image_map = ImageMap.of(layout)
+    image_map = ImageMap.of(layout, (0,))
 
     size = lay_out_shard(layout, 0, "r" * 1000).size
 
@@ -156,7 +192,7 @@ def test_room_holds_the_file_of_any_names(names: list[str]) -> None:
 
 
 def test_file_that_is_larger_than_its_room_is_refused() -> None:
-    image_map = ImageMap.of(ShardLayout((TensorSpec("a", "float32", (3,)),), 1))
+    image_map = ImageMap.of(ShardLayout((TensorSpec("a", "float32", (3,)),), 1), (0,))
 
     with pytest.raises(StateUnsupported, match="the file of shard 0 needs 9000000 bytes"):
         image_map.image(memoryview(b""), 0, 9_000_000)

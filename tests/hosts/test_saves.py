@@ -1,10 +1,11 @@
-"""The host of the first worker saves, and another one does when it has no worker any more.
+"""Each host holds and writes its shards of a save, and another one does for a host that is lost.
 
 All hosts mount one run directory.  After each job every step of it verifies, byte for byte.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import pytest
 from cluster import Cluster
 from extended import extended
 from host_jobs import HostJob, Loss, assert_whole
-from workload import LONG, Undisturbed, request_of
+from workload import LONG, Undisturbed, Workload, request_of
 
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.store import CheckpointStore
@@ -43,9 +44,10 @@ def _job(
     *argv: str,
     faults: Sequence[str] = (),
     more: Sequence[str] = (),
+    workload: Workload = _WORKLOAD,
 ) -> Iterator[HostJob]:
     options = ("--heartbeat-timeout", "5", *more)
-    request = request_of(_WORKLOAD, folder / "run", workers=4, faults=faults, options=options)
+    request = request_of(workload, folder / "run", workers=4, faults=faults, options=options)
     gates = ("--gates", str(folder), *argv)
     with HostJob(cluster, replace(request, argv=[*request.argv, *gates]), hosts) as job:
         yield job
@@ -54,6 +56,14 @@ def _job(
 def _saved(running: HostJob) -> list[int]:
     """Return the steps of the checkpoints so far, as they came."""
     return [record["step"] for record in running.journal if record["event"] == "checkpoint"]
+
+
+def _bytes_written(cluster: Cluster, host: str) -> int:
+    """Return how much the writer of a host has written, to files and to its agent."""
+    words = cluster.processes(host)
+    (writer,) = (pid for pid, command in words.items() if command.startswith("holdfast-writer"))
+    fields = Path(f"/proc/{writer}/io").read_text().split()
+    return int(fields[fields.index("wchar:") + 1])
 
 
 def _has_memory(cluster: Cluster, host: str) -> bool:
@@ -114,17 +124,24 @@ def _verified(folder: Path) -> tuple[int, ...]:
     return store.steps()
 
 
-def test_only_the_host_of_the_first_worker_takes_memory_and_saves(
-    cluster: Cluster, tmp_path: Path, sha256: str
-) -> None:
-    with _job(cluster, tmp_path, "a:2,b:2", "--gate-steps", str(_GATE)) as running:
+def test_each_host_takes_memory_and_writes_its_shards(cluster: Cluster, tmp_path: Path) -> None:
+    large = replace(_WORKLOAD, features=8000)  # a shard is larger than all messages of a writer
+    gates, shards = ("--gate-steps", str(_GATE)), ("--shards", "4")
+    with _job(cluster, tmp_path, "a:2,b:2", *gates, more=shards, workload=large) as running:
         running.wait_for("checkpoint", step=5)
         had_memory = [_has_memory(cluster, host) for host in "ab"]
+        written = [_bytes_written(cluster, host) for host in "ab"]
+        step = tmp_path / "run" / "checkpoints" / "step-000000000005"
+        sizes = [path.stat().st_size for path in sorted(step.glob("shard-*"))]
         (tmp_path / str(_GATE)).touch()
         job = running.wait()
 
-    _assert_whole(tmp_path, job, sha256)
-    assert had_memory == [True, False]
+    assert job.exit_code == 0, job.stderr
+    assert _verified(tmp_path)[0] == _WORKLOAD.steps
+    assert had_memory == [True, True]
+    assert len(sizes) == 4
+    assert written[1] == sum(sizes[2:])
+    assert sum(sizes[:2]) < written[0] < sum(sizes)
 
 
 @pytest.mark.parametrize("hosts", [extended("a:2,b:2"), extended("a:0,b:2,c:2")])
@@ -145,7 +162,7 @@ def test_saves_move_when_the_host_of_the_first_worker_has_no_worker_any_more(
         job = running.wait()
 
     _assert_whole(tmp_path, job, sha256)
-    assert (before, after) == ([True, False], True)
+    assert (before, after) == ([True, True], True)
     assert len(job.events("launch")) == 1
 
 
@@ -183,7 +200,7 @@ def test_save_of_a_launch_that_died_whole_is_settled_by_the_host_that_holds_it(
 def test_host_without_memory_for_a_save_is_waited_for_by_the_workers_of_the_other(
     cluster: Cluster, tmp_path: Path, sha256: str
 ) -> None:
-    """Its first worker writes from its own state, and no answer of a writer ever comes."""
+    """The first worker of each writes the shards of its host from its own state."""
     with _job(cluster, tmp_path, "a:2,b:2", more=("--snapshot-memory", "1KB")) as running:
         job = running.wait()
 
@@ -191,7 +208,7 @@ def test_host_without_memory_for_a_save_is_waited_for_by_the_workers_of_the_othe
 
 
 @pytest.mark.extended  # a halt is planned over all hosts in test_halting.py
-def test_workers_that_hang_on_both_hosts_are_saved_on_one_by_an_order_to_stop(
+def test_workers_that_hang_on_both_hosts_are_saved_by_an_order_to_stop(
     cluster: Cluster, tmp_path: Path, sha256: str
 ) -> None:
     """They change nothing any more, and the run goes on from the step that they hold."""
@@ -214,3 +231,28 @@ def test_workers_that_hang_on_both_hosts_are_saved_on_one_by_an_order_to_stop(
 
     _assert_whole(tmp_path, job, sha256)
     assert job.events("restored")[0]["step"] == _GATE
+
+
+def test_save_whose_workers_and_one_host_are_lost_is_finished_from_memory(
+    cluster: Cluster, tmp_path: Path, sha256: str
+) -> None:
+    """The disk refuses the save; then all workers die, and a host with their memory."""
+    gates, store = ("--gate-steps", "3", str(_GATE)), tmp_path / "run" / "checkpoints"
+    shards = ("--shards", "6")
+    with _job(cluster, tmp_path, "a:1,b:1,c:2", *gates, more=shards) as running:
+        running.wait_for("world", step=0)
+        store.touch()  # no directory of checkpoints can be made
+        (tmp_path / "3").touch()
+        running.wait_for("checkpoint_failed", step=5)
+        store.unlink()
+        running.strike(Loss.POWER, "c")
+        for host in "ab":
+            for pid, command in cluster.processes(host).items():
+                if command.startswith("holdfast-w") and command[10].isdigit():
+                    os.kill(pid, signal.SIGKILL)
+        (tmp_path / str(_GATE)).touch()
+        job = running.wait()
+
+    assert_whole(job, sha256)
+    assert _verified(tmp_path)[0] == _WORKLOAD.steps
+    assert job.events("restored")[0]["step"] == 5

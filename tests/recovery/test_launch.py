@@ -29,6 +29,7 @@ from holdfast.recovery.launch import (
     conclude,
     plan_halt,
 )
+from holdfast.recovery.placement import save_parts
 from holdfast.recovery.world import WorkerId
 
 A, B, C = (WorkerId(number) for number in (3, 4, 5))
@@ -349,23 +350,27 @@ def test_newest_state_is_saved_by_all_that_hold_it(
     workers: list[Halted], savers: tuple[int, ...], attempt: int
 ) -> None:
     host_of = {one.worker: "a" for one in workers}
-    assert plan_halt(workers, host_of) == HaltPlan(tuple(map(WorkerId, savers)), attempt)
+    plan = plan_halt(workers, host_of)
+
+    assert plan.attempt == attempt
+    assert plan.savers == save_parts(tuple(map(WorkerId, savers)), host_of)
 
 
 @pytest.mark.parametrize(
     ("workers", "savers", "attempt"),
     [
-        ([halted(0, 7), halted(1, 7), halted(2, 7), halted(3, 7)], (0, 1), 4),
+        ([halted(0, 7), halted(1, 7), halted(2, 7), halted(3, 7)], (0, 1, 2, 3), 4),
         ([halted(0, 7), halted(1, 7), halted(2, 8), halted(3, 8)], (2, 3), 4),
-        ([halted(3, 8), halted(1, 8), halted(2, 8)], (1,), 4),
-        ([halted(1, 7), halted(2, 7, saved=True)], (1,), 3),
+        ([halted(3, 8), halted(1, 8), halted(2, 8)], (1, 2, 3), 4),
+        ([halted(1, 7), halted(2, 7, saved=True)], (1, 2), 3),
         ([halted(1, 7, saved=True), halted(2, 7, saved=True)], (1, 2), 0),
     ],
-    ids=["all hold the same", "the second is ahead", "of the first", "not by all", "it is saved"],
+    ids=["all hold the same", "the second is ahead", "one has died", "not by all", "it is saved"],
 )
-def test_newest_state_that_lies_on_two_hosts_is_saved_by_one_of_them(
+def test_newest_state_that_lies_on_two_hosts_is_saved_by_both(
     workers: list[Halted], savers: tuple[int, ...], attempt: int
 ) -> None:
     host_of = {WorkerId(worker): "ab"[worker // 2] for worker in range(4)}
+    parts = save_parts(tuple(map(WorkerId, savers)), host_of)
 
-    assert plan_halt(workers, host_of) == HaltPlan(tuple(map(WorkerId, savers)), attempt)
+    assert plan_halt(workers, host_of) == HaltPlan(parts, attempt)

@@ -16,9 +16,10 @@ from holdfast.recovery.placement import (
     HostRoster,
     HostSlots,
     Pair,
+    SavePart,
     left_out,
     place_workers,
-    savers_among,
+    save_parts,
     total_slots,
     usable_hosts,
 )
@@ -69,21 +70,24 @@ def test_hosts_are_blocks_of_ranks_and_share_what_is_beyond_their_slots(
 
 
 @pytest.mark.parametrize(
-    ("living", "savers"),
+    ("living", "parts"),
     [
-        ((0, 1, 2, 3), (0, 1)),
-        ((1, 2, 3), (1,)),
-        ((2, 3), (2, 3)),
-        ((0, 4), (0, 4)),
-        ((3,), (3,)),
+        ((0, 1, 2, 3), [(0, 2, 0, 2), (0, 2, 1, 2), (1, 2, 0, 2), (1, 2, 1, 2)]),
+        ((1, 2, 3), [(0, 2, 0, 1), (1, 2, 0, 2), (1, 2, 1, 2)]),
+        ((2, 3), [(0, 1, 0, 2), (0, 1, 1, 2)]),
+        ((0, 2, 4), [(0, 2, 0, 2), (1, 2, 0, 1), (0, 2, 1, 2)]),
+        ((3,), [(0, 1, 0, 1)]),
     ],
 )
-def test_workers_on_the_host_of_the_first_one_save(
-    living: tuple[int, ...], savers: tuple[int, ...]
+def test_workers_of_each_host_divide_its_share_of_a_save(
+    living: tuple[int, ...], parts: list[tuple[int, int, int, int]]
 ) -> None:
     host_of = {WorkerId(worker): name for worker, name in enumerate("aabba")}
+    workers = tuple(map(WorkerId, living))
 
-    assert savers_among([WorkerId(worker) for worker in living], host_of) == savers
+    found = save_parts(workers, host_of)
+
+    assert found == dict(zip(workers, (SavePart(*part) for part in parts), strict=True))
 
 
 HOSTS = (HostSlots("a", 2), HostSlots("b", 2), HostSlots("c", 4))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.retention import Best, Retention, Wanted
 from holdfast.checkpoint.tensor import DTYPES, ShardLayout, TensorSpec
+from holdfast.recovery.saves import SaveTicket
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.head.batch_job import Chain, ChainedStart
@@ -32,7 +33,6 @@ from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.run.run_directory import FORMAT, RunRecord
 from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.saving.plan import SavePlan, SaveTerms
-from holdfast.runtime.saving.save_messages import SaveTicket
 from holdfast.runtime.system.channel import MessageKinds, to_message
 from holdfast.runtime.system.codec import decode, encode, to_plain
 from holdfast.runtime.training.consistency import StepRecord
@@ -123,7 +123,7 @@ VALUES: dict[type, st.SearchStrategy[Any]] = {
     JobOptions: _OPTIONS,
     WorkerConfig: _CONFIGS,
     SavePlan: _PLANS,
-    SaveTicket: st.builds(SaveTicket, began=_SECONDS),
+    SaveTicket: st.builds(SaveTicket),
     StepReport: _REPORTS,
     WorkerReport: _WORKERS,
     Numerics: st.builds(Numerics),

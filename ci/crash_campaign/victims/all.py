@@ -10,6 +10,10 @@ from victims.maintenance import Care
 from victims.mend import Mend
 from victims.rivals import Rivals
 from victims.save import SAVES
+from victims.shares import SHARES
 
-_VICTIMS: tuple[Victim, ...] = (*SAVES, *COMMITS, Mend(), Care(), *BEGINS, Rivals())
+_VICTIMS: tuple[Victim, ...] = (
+    *(*SAVES, *COMMITS, *SHARES),
+    *(Mend(), Care(), *BEGINS, Rivals()),
+)
 VICTIMS = {victim.name: victim for victim in _VICTIMS}

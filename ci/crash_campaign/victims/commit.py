@@ -1,4 +1,4 @@
-"""The host's writer: it commits what the workers have copied, and settles when they are dead.
+"""The host's writer: it writes and commits what the workers have copied, also when they are dead.
 
 Some saves must be refused: their workers' states differ, or their memory has changed.  The
 step of the good one may be there already: damaged, whole, or of another run.
@@ -6,12 +6,12 @@ step of the good one may be there already: damaged, whole, or of another run.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from damages.ways import read_files
-from host import PARTS, Agent, HostMemory, begin_run, plan_of, settled_by_another, ticket_of
+from host import Agent, Head, HostMemory, begin_run, plan_of, settled_by_another
 from job import RUN_ID, save_step, spoil
 from supervision import Say
 from tally import Wrong
@@ -20,11 +20,11 @@ from victim import RUN, Aftermath, Intrusion
 
 from holdfast.checkpoint.names import step_name
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.recovery.saves import SaveAnswered
 
 OLDEST, OLD, DIFFERENT, FLIPPED, NEW, TORN, NEXT = 10, 20, 22, 24, 30, 35, 50
 NEXT_LAUNCH = 9
-_NEW_ATTEMPT = 3
-EVERYONE = tuple(range(PARTS))
+NEW_ATTEMPT = 3
 
 
 class Commit:
@@ -32,10 +32,10 @@ class Commit:
 
     intrusions: Mapping[str, Intrusion] = {}
 
-    def __init__(self, name: str, prior: str = "") -> None:
+    def __init__(self, name: str, prior: str = "", *, hosts: int = 1) -> None:
         self.name = name
         self._prior = prior
-        self._memory = HostMemory()
+        self._memory = HostMemory(hosts=hosts)
         self._foreign: dict[str, bytes] = {}
 
     def prepare(self, folder: Path, seed: int) -> None:
@@ -55,35 +55,27 @@ class Commit:
     def act(self, folder: Path, seed: int, say: Say) -> None:
         """Be the writer; a thread is the agent."""
         agent = Agent(plan_of(folder / RUN), self._memory, seed)
-        thread = threading.Thread(target=self._lead, args=(agent, say), daemon=True)
-        thread.start()
-        agent.serve()
-        thread.join()
-
-    def _lead(self, agent: Agent, say: Say) -> None:
-        try:
-            agent.introduce()
-            self._save_all(agent, say)
-            agent.rest()
-        finally:
-            agent.channel.close()
+        agent.serve_while(partial(self._save_all, agent, say))
 
     def _save_all(self, agent: Agent, say: Say) -> None:
-        plan = agent.plan
-        different, flipped = ticket_of(plan, DIFFERENT, 1), ticket_of(plan, FLIPPED, 2)
-        agent.copy(different, *EVERYONE)
-        agent.repeat(different, "another")
-        _tell_answer(agent, say)
+        head, memory = Head(agent), agent.memory
+        different, flipped = memory.ticket(DIFFERENT, 1), memory.ticket(FLIPPED, 2)
+        agent.copy(different, 0)
+        agent.copy(different, 1, digest="ab" * 16)
+        tell_answer(head.save(different), say)
         agent.copy(flipped, 0)
-        agent.flip_a_bit(flipped)
+        memory.flip_a_bit(flipped)
         agent.copy(flipped, 1)
-        agent.repeat(flipped)
-        _tell_answer(agent, say)
-        agent.save(ticket_of(plan, NEW, _NEW_ATTEMPT))
+        tell_answer(head.save(flipped), say)
+        self._save_new(agent, head, say)
+
+    def _save_new(self, agent: Agent, head: Head, say: Say) -> None:
+        """Save the good one; if that fails, let all workers die."""
+        new = agent.memory.ticket(NEW, NEW_ATTEMPT)
+        agent.copy(new)
         say(f"copied {NEW}")
-        if not _tell_answer(agent, say):
-            step = agent.settle()
-            say(f"saved {step}" if step else "failed to settle")
+        if not tell_answer(head.save(new), say):
+            tell_settled(head.settle(), say)
 
     def judge(self, after: Aftermath) -> None:
         """What was acknowledged is there, and a new writer makes durable what was copied."""
@@ -97,13 +89,14 @@ class Commit:
         verdict = Verdict.of(after, [NEW] if self._prior == "damaged" else [])
         verdict.restored_step(max({had} | saved))
         if after.has_said("copied") and not after.has_lost_memory:
+            if after.has_said("failed to settle") and not after.is_failed:
+                after.complain(Wrong.LOST, f"step {NEW} is not saved from memory")
             self._settle_again(after)
         Verdict.of(after, verdict.damaged - saved).carries_on(NEXT, NEXT_LAUNCH)
 
     def _settle_again(self, after: Aftermath) -> None:
-        plan = plan_of(after.run_dir)
-        ticket = ticket_of(plan, NEW, _NEW_ATTEMPT)
-        step = settled_by_another(plan, self._memory, after.seed, ticket)
+        ticket = self._memory.ticket(NEW, NEW_ATTEMPT)
+        step = settled_by_another(plan_of(after.run_dir), self._memory, after.seed, ticket)
         if step != NEW:
             after.complain(Wrong.LOST, f"a new writer does not save step {NEW} from memory")
         Verdict.of(after).restored_step(NEW)
@@ -127,24 +120,27 @@ class Settle(Commit):
         super().__init__("settle")
 
     def _save_all(self, agent: Agent, say: Say) -> None:
-        whole, torn = ticket_of(agent.plan, NEW, _NEW_ATTEMPT), ticket_of(agent.plan, TORN, 4)
-        agent.save(whole, was_durable=False)
-        agent.save(torn, was_durable=False)
-        agent.rest()  # it has taken both by now
-        agent.copy(ticket_of(agent.plan, NEXT, 6), 0)  # in the buffer of the torn one
+        head, memory = Head(agent), agent.memory
+        for ticket in (memory.ticket(NEW, NEW_ATTEMPT), memory.ticket(TORN, 4)):
+            agent.copy(ticket)
+            head.fail(ticket)
+        memory.begin_copy(0, memory.ticket(NEXT, 6), 0)  # in the buffer of the torn one
         say(f"copied {NEW}")
-        step = agent.settle()
-        say(f"saved {step}" if step else "failed to settle")
+        tell_settled(head.settle(), say)
 
 
-def _tell_answer(agent: Agent, say: Say) -> bool:
+def tell_answer(answer: SaveAnswered, say: Say) -> bool:
     """Say how a save was answered; return whether it is saved."""
-    answer = agent.answer()
     if answer.is_durable:
         say(f"saved {answer.ticket.step}")
-        return True
-    say(f"unsaved {answer.ticket.step}: {answer.reason}")
-    return False
+    else:
+        say(f"unsaved {answer.ticket.step}: {answer.reason}")
+    return answer.is_durable
+
+
+def tell_settled(step: int | None, say: Say) -> None:
+    """Say what is durable when all workers are dead."""
+    say(f"saved {step}" if step else "failed to settle")
 
 
 COMMITS = (

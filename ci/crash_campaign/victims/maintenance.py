@@ -6,19 +6,22 @@ removal behind.
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from committing_report import StrikeResult
-from host import LAUNCH, begin_run, plan_of, ticket_of
-from job import save_step, spoil, state_of
+from host import EVERYONE, LAUNCH, HostMemory, begin_run, plan_of
+from job import save_step, spoil
 from supervision import Say
 from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.saving.committer import Committer
+from holdfast.recovery.saves import CommitSave, SaveTicket, WriteShare
+from holdfast.runtime.saving.committer import Committer, PlannedMemory
 
 SOUND, DAMAGED, NEW, NEXT = (10, 20, 30, 40), 50, (60, 70), 80
 KEPT = 2
@@ -69,14 +72,26 @@ class Care:
 
 def saves(committer: Committer, steps: Iterable[int], seed: int, say: Say) -> Iterator[None]:
     """Save these steps one after the other, say how each has ended, and yield after each."""
+    memory = HostMemory()
     for attempt, step in enumerate(steps, start=1):
-        ticket = ticket_of(committer.plan, step, attempt)
+        ticket = memory.ticket(step, attempt)
+        for part in EVERYONE:
+            memory.copy(seed, ticket, part)
         try:
-            committer.commit_state(ticket, {}, state_of(seed, step))
+            _save(committer, memory, ticket)
             say(f"saved {step}")
         except (CheckpointError, OSError) as error:
             say(f"failed to save {step}: {error}")
+            with contextlib.suppress(CheckpointError, OSError):
+                committer.remove(ticket)
         yield
+
+
+def _save(committer: Committer, memory: HostMemory, ticket: SaveTicket) -> None:
+    """Write what is in memory, and commit it; raises ``CheckpointError`` or ``OSError``."""
+    found = PlannedMemory(committer.plan, memory.map)
+    records = committer.write(WriteShare(ticket, 0, ""), found, memory.view(ticket))
+    committer.commit(CommitSave(ticket, (records,), "{}", time.monotonic()), committer.plan)
 
 
 def rest(committer: Committer) -> None:

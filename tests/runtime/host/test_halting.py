@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.recovery.event import WorkerFailed, WorkerStopped
+from holdfast.recovery.placement import WHOLE_SAVE, SavePart
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.halting import Halting
 from holdfast.runtime.system.worker_status import HaltOrder, Phase, WorkerHalted, WorkerStatus
@@ -70,7 +71,7 @@ def test_newest_state_is_saved_by_its_holders_and_all_leave_afterwards() -> None
     too.holds(8)
     launch.poll(104.0)
     assert [one.page.halt_order for one in (ahead, too)] == [
-        HaltOrder(5, 0, 2), HaltOrder(5, 1, 2),
+        HaltOrder(5, SavePart(part=0, parts=2)), HaltOrder(5, SavePart(part=1, parts=2)),
     ]  # fmt: skip
     assert not behind.page.halt_orders
     ahead.halt_failure = ""
@@ -84,7 +85,7 @@ def test_newest_state_is_saved_by_its_holders_and_all_leave_afterwards() -> None
     assert launch.words() == [(who, "saved step 8; more is done again") for who in (0, 1)]
 
 
-def test_newest_state_on_two_hosts_is_saved_by_one_and_after_its_loss_by_the_other() -> None:
+def test_newest_state_is_saved_by_two_hosts_and_after_the_loss_of_one_by_the_other() -> None:
     one, other, far = FakeWorker(0, host="a"), FakeWorker(1, host="a"), FakeWorker(2, host="b")
     launch = Launch(one, other, far)
     launch.poll(103.0)
@@ -93,13 +94,13 @@ def test_newest_state_on_two_hosts_is_saved_by_one_and_after_its_loss_by_the_oth
     launch.poll(103.1)
 
     assert [worker.page.halt_order for worker in launch.workers] == [
-        HaltOrder(5, 0, 2), HaltOrder(5, 1, 2), HaltOrder(),
+        HaltOrder(5, SavePart(0, 2, 0, 2)), HaltOrder(5, SavePart(0, 2, 1, 2)),
+        HaltOrder(5, SavePart(1, 2, 0, 1)),
     ]  # fmt: skip
-    assert not far.page.halt_orders, "it neither saves nor leaves"
 
     one.killed = other.killed = "its host is lost"
     launch.poll(103.2)
-    assert far.page.halt_order == HaltOrder(6, 0, 1)
+    assert far.page.halt_order == HaltOrder(6, WHOLE_SAVE)
     far.halt_failure = ""
     launch.poll(103.3)
     assert launch.words() == [(2, "saved step 8; more is done again")]
@@ -117,7 +118,7 @@ def test_worker_that_does_not_answer_is_killed_and_the_others_save() -> None:
     launch.poll(106.2)
 
     assert hangs.killed == "it did not answer the order to stop"
-    assert well.page.halt_order == HaltOrder(5, 0, 1)
+    assert well.page.halt_order == HaltOrder(5, WHOLE_SAVE)
     assert well.page.halt_orders == 1
 
 
@@ -133,7 +134,7 @@ def test_death_of_a_saver_begins_the_save_anew() -> None:
 
     launch.poll(103.2)
 
-    assert one.page.halt_order == HaltOrder(6, 0, 1)
+    assert one.page.halt_order == HaltOrder(6, WHOLE_SAVE)
     assert one.halt_failure is None
 
 

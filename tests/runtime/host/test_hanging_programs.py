@@ -12,6 +12,7 @@ import pytest
 from cluster import wait_until
 from held_program import held, own_python
 
+from holdfast.recovery.saves import MakeSpace, SaveTicket
 from holdfast.runtime.host import mpi_host
 from holdfast.runtime.host.host_messages import MpiOrder
 from holdfast.runtime.host.mpi_host import MpiHost
@@ -19,7 +20,7 @@ from holdfast.runtime.host.output import OutputForwarder, Streams
 from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolWarmed
 from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost
 from holdfast.runtime.hosts.wire import Greeting
-from holdfast.runtime.saving.save_messages import Settle
+from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import to_message
 from holdfast.runtime.system.own_process import has_ended
@@ -64,17 +65,17 @@ def _while_held(program: Path, start: Callable[[], int]) -> int:
 
 
 def test_writer_begins_when_its_program_is_there(program: Path, reactor: Reactor) -> None:
-    settled: list[object] = []
-    link = WriterLink(reactor, settled.append)
+    answers: list[object] = []
+    link = WriterLink(reactor, answers.append, SaveMemory(lambda: ()))
 
     def start() -> int:
         link.start()
-        link.settle(Settle(is_urgent=False))
+        link.work(MakeSpace(SaveTicket(1, 1, 30, 4)))
         assert link.pid is not None
         return link.pid
 
     pid = _while_held(program, start)
-    while not settled:
+    while not answers:
         reactor.run_once(WITHIN_S)
 
     assert link.pid == pid

@@ -63,7 +63,7 @@ def hosted(host: FakeHost) -> Iterator[HostedWorker]:
 def test_word_on_an_order_to_a_halted_worker_that_was_replaced_is_not_kept(
     hosted: HostedWorker,
 ) -> None:
-    hosted.page.order_halted(HaltOrder(5, 0, 2))
+    hosted.page.order_halted(HaltOrder(5))
 
     hosted.note(HaltedSaveEnded(hosted.worker, 4, ""))
     assert hosted.halt_failure is None

@@ -21,6 +21,17 @@ from holdfast.recovery.event import (
     WorldFormed,
     WorldNamed,
 )
+from holdfast.recovery.saves import (
+    CommitSave,
+    PartHeld,
+    RemoveSave,
+    SaveCommitted,
+    SaveRemoved,
+    SaveTicket,
+    ShareWritten,
+    WorkFailed,
+    WriteShare,
+)
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host import host_messages
 from holdfast.runtime.host.host_messages import (
@@ -47,7 +58,8 @@ from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink
 from holdfast.runtime.host.pairs import PairTrials
 from holdfast.runtime.host.pool_process import Forked, LetBegin
 from holdfast.runtime.run.events import Notice, PoolRestarted, Stalled
-from holdfast.runtime.saving.save_messages import SaveAnswered, SaveTicket, Settle, Settled
+from holdfast.runtime.run.journal import Records
+from holdfast.runtime.saving.save_messages import PlanSaves
 from holdfast.runtime.system.channel import Channel, pair
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.reactor import Reactor
@@ -124,10 +136,10 @@ class FarHost:
         """Return the messages of a kind that it has had."""
         return [message for message in self.heard if isinstance(message, kind)]
 
-    def exits(self, worker: int, *, clean: bool = False) -> None:
+    def exits(self, worker: int, *, clean: bool = False, generation: int = 1) -> None:
         """Let a worker end."""
         del self._changes[WorkerId(worker)]
-        self.tell(WorkerExited(WorkerId(worker), "exit 0", is_clean=clean, generation=1))
+        self.tell(WorkerExited(WorkerId(worker), "exit 0", is_clean=clean, generation=generation))
 
 
 class World:
@@ -199,35 +211,77 @@ def test_each_host_makes_its_workers_and_all_hosts_watch_from_the_first_guard_on
         assert host.of(BeginLaunch) == [BeginLaunch(LAUNCH)]
 
 
-def test_host_whose_workers_are_all_dead_settles_nothing_while_another_one_has_a_worker(
-    world: World,
-) -> None:
-    for worker in (2, 3, 0):
-        world.host_of(worker).exits(worker)
-    assert [end.worker for end in world.of_kind(WorkerExited)] == [2, 3, 0]
-    assert world.near.of(Settle) == world.far.of(Settle) == []
-
-    world.near.exits(1)
-
-    assert world.near.of(Settle) == world.far.of(Settle) == [Settle(is_urgent=False)]
-    assert len(world.of_kind(WorkerExited)) == 3
-    assert not world.launch.is_idle
+TICKET = SaveTicket(1, 1, 30, 4, 2)
 
 
-def test_last_end_is_told_when_all_hosts_have_settled_with_the_newest_step(world: World) -> None:
+def hold(world: World, ticket: SaveTicket = TICKET) -> None:
+    """Let the workers of both hosts copy their parts of a save."""
+    world.near.tell(PartHeld(ticket, 0, frozenset(("aa",)), 1.0, "{}"))
+    world.far.tell(PartHeld(ticket, 1, frozenset(("aa",)), 1.0))
+
+
+def test_last_end_is_told_when_both_hosts_have_written_what_they_hold(world: World) -> None:
+    hold(world)
+    assert world.near.of(WriteShare) == [WriteShare(TICKET, 0, "")]
+    assert world.far.of(WriteShare) == [WriteShare(TICKET, 1, "b")]
     for worker in LAUNCH.workers:
         world.host_of(worker).exits(worker)
 
-    world.far.tell(Settled(30))
-    assert len(world.of_kind(WorkerExited)) == 3
-    world.near.tell(Settled(None))
+    world.far.tell(ShareWritten(TICKET, 1, ("of b",)))
+    assert world.near.of(CommitSave) == []
+    world.near.tell(ShareWritten(TICKET, 0, ("mine",)))
+    (commit,) = world.near.of(CommitSave)
+    assert commit.records == (("mine",), ("of b",))
+    assert [end.worker for end in world.of_kind(WorkerExited)] == [0, 1, 2]
+    assert not world.launch.is_idle
+    world.near.tell(SaveCommitted(TICKET))
 
     saved, end = world.events[-2:]
     assert saved == CheckpointCommitted(WorkerId(3), 30)
     assert isinstance(end, WorkerExited)
     assert (end.worker, end.launch_rank) == (3, 3)
+    assert world.far.of(CommitSave) == []
     assert world.launch.is_idle
     assert not world.launch.state.ended_well
+
+
+def test_memory_is_settled_when_the_last_worker_to_end_is_of_the_launch_before(
+    world: World,
+) -> None:
+    """Its process hung in the kernel."""
+    again = replace(LAUNCH, generation=5, workers=(WorkerId(4), WorkerId(5)), hosts=("", "b"))
+    world.launch.begin(again)
+    ticket = SaveTicket(5, 5, 40, 1, 2)
+    hold(world, ticket)
+    for worker in (1, 2, 3):
+        world.host_of(worker).exits(worker)
+    world.near.exits(4, generation=5)
+    world.far.exits(5, generation=5)
+    assert world.near.of(CommitSave) == []
+    world.near.exits(0)
+
+    world.near.tell(ShareWritten(ticket, 0, ("mine",)))
+    world.far.tell(ShareWritten(ticket, 1, ("of b",)))
+    world.near.tell(SaveCommitted(ticket))
+
+    assert world.events[-2] == CheckpointCommitted(WorkerId(0), 40)
+    assert world.launch.is_idle
+
+
+def test_save_whose_host_is_lost_is_written_by_the_other_one_when_no_worker_lives(
+    world: World,
+) -> None:
+    hold(world)
+    world.near.tell(ShareWritten(TICKET, 0, ("mine",)))
+
+    world.launch.lose_host(world.far, "its shell has ended")
+    assert world.near.of(RemoveSave) == [RemoveSave(TICKET)]
+    world.near.tell(SaveRemoved(TICKET))
+    for worker in (0, 1):
+        world.near.exits(worker)
+
+    assert world.near.of(WriteShare)[1:] == [WriteShare(TICKET, share, "") for share in (0, 1)]
+    assert world.of_kind(Notice) == [], "the user hears of the host"
 
 
 def test_workers_leave_when_the_scripts_of_both_hosts_have_come_to_their_end(
@@ -356,19 +410,23 @@ def test_silence_on_one_host_explains_why_those_of_the_other_wait(world: World) 
     assert world.of_kind(Stalled) == []
 
 
-TICKET = SaveTicket(1, 1, 30, 4, 4, 0.0)
-
-
 def test_outcome_of_a_save_and_an_order_to_stop_reach_the_workers_of_both_hosts(
     world: World,
 ) -> None:
-    for ticket, durable, why in (
-        (TICKET, True, ""),
-        (replace(TICKET, attempt=7, launch=9), True, ""),  # it counts its saves anew
-        (replace(TICKET, attempt=5), False, "the disk is full"),
-        (replace(TICKET, attempt=6), False, ""),  # its workers have begun another save
-    ):
-        world.near.tell(SaveAnswered(ticket, durable, why, is_expected=not why))
+    fails, overtaken = replace(TICKET, attempt=5), replace(TICKET, attempt=6)
+    hold(world)
+    for share, host in enumerate(world.hosts):
+        host.tell(ShareWritten(TICKET, share, ()))
+    world.near.tell(SaveCommitted(TICKET))
+    hold(world, replace(TICKET, attempt=7, launch=9))  # it counts its saves anew
+    hold(world, fails)
+    world.near.tell(WorkFailed(fails, 0, "the disk is broken"))
+    world.far.tell(ShareWritten(fails, 1, ()))
+    world.near.tell(SaveRemoved(fails))
+    world.near.tell(PartHeld(overtaken, 0, frozenset(("aa",)), 1.0, "{}"))
+    hold(world, replace(TICKET, attempt=8))
+    world.near.tell(ShareWritten(overtaken, 0, ()))
+    world.near.tell(SaveRemoved(overtaken))
     world.launch.stop_all()
     world.far.copy()
     world.near.copy()
@@ -377,20 +435,11 @@ def test_outcome_of_a_save_and_an_order_to_stop_reach_the_workers_of_both_hosts(
     assert [(page.durable_save, page.failed_save) for page in pages] == [(4, 6)] * 4
     assert not any(page.is_answered(7) for page in pages)
     assert [notice.text for notice in world.of_kind(Notice)] == [
-        "the checkpoint of step 30 failed: the disk is full"
+        "the checkpoint of step 30 failed: the disk is broken"
     ]
+    assert [records.source for records in world.of_kind(Records)] == ["snapshot writer"]
     asked = [world.status(worker).requests for worker in range(4)]
     assert asked == [RequestFlag.STOP] * 4
-
-
-def test_late_answer_of_the_host_that_saved_before_takes_nothing_back(world: World) -> None:
-    world.far.tell(SaveAnswered(replace(TICKET, attempt=5), is_durable=True))
-    world.near.tell(SaveAnswered(TICKET, is_durable=True))
-    late = replace(TICKET, attempt=3)
-    world.near.tell(SaveAnswered(late, is_durable=False, is_expected=True))
-    world.far.copy()
-
-    assert (world.status(2).durable_save, world.status(2).is_answered(5)) == (5, True)
 
 
 def test_worker_whose_guard_is_lost_is_killed_on_its_host_and_no_other_one(world: World) -> None:
@@ -409,7 +458,7 @@ def test_all_hosts_hear_of_the_first_worker_of_the_newest_world(world: World) ->
     world.far.tell(WorldFormed(3, LAUNCH.workers[2:], 9))
     world.far.tell(WorldFormed(1, LAUNCH.workers, 0))  # it is late
 
-    leads = [Lead(1, WorkerId(first)) for first in (0, 2)]
+    leads = [Lead(WorkerId(first)) for first in (0, 2)]
     assert world.near.of(Lead) == world.far.of(Lead) == leads
 
 
@@ -469,10 +518,10 @@ def test_call_from_within_a_call_waits_for_its_end_and_is_made_even_if_that_fail
     assert made == [1, 2]
 
 
-def test_every_message_is_named_by_one_of_both_ways() -> None:
-    both = {*host_messages.Down.__args__, *host_messages.Up.__args__}
+def test_no_message_but_the_plan_of_saves_goes_both_ways() -> None:
+    down, up = host_messages.Down.__args__, host_messages.Up.__args__
 
-    assert len(both) == len(host_messages.Down.__args__) + len(host_messages.Up.__args__)
+    assert set(down) & set(up) == {PlanSaves}
 
 
 def test_host_that_is_lost_while_the_ways_to_it_are_tried_takes_no_worker(world: World) -> None:

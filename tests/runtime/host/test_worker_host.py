@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import signal
 import subprocess
@@ -14,7 +15,15 @@ import pytest
 from configs import worker_config
 from fake_host import MIB, FakeHost
 
-from holdfast.recovery.event import WorkerExited
+from holdfast.checkpoint.shares import note_part
+from holdfast.recovery.event import CheckpointCommitted, WorkerExited
+from holdfast.recovery.saves import (
+    CommitSave,
+    SaveCommitted,
+    SaveTicket,
+    ShareWritten,
+    WriteShare,
+)
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host import Host, LocalHost
 from holdfast.runtime.host.host_messages import Lead, News
@@ -26,16 +35,8 @@ from holdfast.runtime.host.pool_process import Forked, PoolSettings
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import HungUp, Notice, Pressure, WorkerFenced
 from holdfast.runtime.run.journal import RecordedEvent, Records
-from holdfast.runtime.saving.save_memory import SaveMemory
-from holdfast.runtime.saving.save_messages import (
-    AskMemory,
-    PartCopied,
-    PlanSaves,
-    SaveTicket,
-    Settle,
-    Settled,
-    UseMemory,
-)
+from holdfast.runtime.saving.save_memory import Buffers, SaveMemory
+from holdfast.runtime.saving.save_messages import AskMemory, PartCopied, PlanSaves, UseMemory
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair, to_message
 from holdfast.runtime.system.own_process import Resource, Usage
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S
@@ -82,45 +83,36 @@ class FakePool:
 
 
 class FakeWriter:
-    """A writer that keeps what it was given, and settles when it is told to."""
+    """A writer that keeps what it was given, and answers when the test does."""
 
     def __init__(
         self,
         reactor: Reactor,
         tell: Callable[[object], None],
+        memory: SaveMemory,
+        *,
         on_files: object,
         lease_fd: int | None,
     ) -> None:
         self.tell = tell
         self.told: list[object] = []
-        self.is_settling = False
         self.replaced: list[str] = []
         self.pid = None
 
     def start(self) -> None: ...
 
-    def use(self, message: UseMemory, fds: Sequence[int]) -> None:
-        self.told.append((message, len(fds)))
+    def use(self, buffers: Buffers) -> None:
+        self.told.append((buffers.memory, len(buffers.fds)))
 
-    def plan(self, message: object, fds: Sequence[int]) -> None:
+    def plan(self, message: object) -> None:
         self.told.append(message)
 
-    copied = plan
+    work = plan
 
-    def end_maintenance(self) -> None:
-        self.told.append("maintenance ends")
-
-    def settle(self, message: Settle) -> None:
-        self.is_settling = True
-
-    def settled(self, step: int | None) -> None:
-        self.is_settling = False
-        self.tell(Settled(step))
+    def hurry(self) -> None: ...
 
     def replace(self, why: str) -> None:
         self.replaced.append(why)
-        if self.is_settling:
-            self.settled(None)
 
     def poll(self, now: float) -> None: ...
 
@@ -188,7 +180,7 @@ class Watched:
     def end(self, worker: int) -> None:
         """Let a worker die, and its end be seen."""
         self._processes[worker].kill()
-        while worker not in self.of_kind(WorkerExited) and not self.writer.is_settling:
+        while worker in [hosted.worker for hosted in self.launch.workers]:
             self.reactor.run_once(10.0)
 
     def control(self, worker: int) -> Channel:
@@ -258,13 +250,9 @@ def test_start_may_take_a_minute_also_of_a_guard_that_never_comes(
     assert host.of_kind(WorkerFenced) == [1]
 
 
-def test_host_of_the_first_worker_alone_looks_after_old_steps(host: Watched) -> None:
-    host.real.take(Lead(1, WorkerId(1)))
-    assert host.writer.told == []
+def test_lines_of_the_first_worker_alone_are_shown(host: Watched) -> None:
+    host.real.take(Lead(WorkerId(2)))
 
-    host.real.take(Lead(1, WorkerId(2)))
-
-    assert host.writer.told == ["maintenance ends"]
     assert host.output.speaker == 2
 
 
@@ -280,7 +268,8 @@ def test_memory_that_is_nearly_full_is_told_and_saved_before(host: Watched) -> N
 
 
 QUESTION = to_message(AskMemory("L", 2**21, 2**20))
-PART = PartCopied(SaveTicket(1, 1, 30, 4, 2, 0.0), 1, "00")
+TICKET = SaveTicket(1, 1, 30, 4)
+PLAN = PlanSaves(1, "L", "{}", 0, 1)
 
 
 def test_all_workers_have_the_same_memory_and_the_writer_is_told_it_once(host: Watched) -> None:
@@ -306,19 +295,31 @@ def test_want_of_memory_is_told_once(host: Watched) -> None:
     assert notice.startswith("two snapshots of 1.0 MiB do not fit: the host has 512 KiB left; ")
 
 
-def test_plan_and_parts_are_handed_to_the_writer_as_the_last_words_of_a_worker_too(
+def test_save_that_the_last_words_of_a_worker_complete_is_durable_before_the_last_end(
     host: Watched,
 ) -> None:
-    """It may die right after it has copied its part."""
-    host.control(1).send(to_message(PlanSaves(1)))
-    while not host.writer.told:
-        host.reactor.run_once(10.0)
-    assert host.events == [], "the head does not hear of it"
-    host.control(0).send(to_message(PART))
-
+    """Both may die right after they have copied their parts."""
+    (fd, other) = host.ask(0, QUESTION)[FDS]
+    with mmap.mmap(fd, 2**21) as memory:
+        for part in (0, 1):
+            note_part(memoryview(memory), part, 2, TICKET.key, "ab" * 16)
+    for each in (fd, other):
+        os.close(each)
+    host.control(0).send(to_message(PLAN))
+    host.control(0).send(to_message(PartCopied(TICKET, 0, 1.0, "{}")))
     host.end(0)
+    assert host.writer.told[1:] == [PLAN, WriteShare(TICKET, 0, "")]
 
-    assert host.writer.told == [PlanSaves(1), PART]
+    host.end(1)
+    host.writer.tell(ShareWritten(TICKET, 0, ("rows",)))
+    commit = host.writer.told[-1]
+    assert isinstance(commit, CommitSave)
+    assert (commit.records, commit.cursor) == ((("rows",),), "{}")
+    assert host.of_kind(WorkerExited) == [0]
+    host.writer.tell(SaveCommitted(TICKET))
+
+    assert host.events[-2] == CheckpointCommitted(WorkerId(1), 30)
+    assert host.of_kind(WorkerExited) == [0, 1]
 
 
 def test_killed_worker_that_does_not_end_is_written_off(
@@ -334,8 +335,6 @@ def test_killed_worker_that_does_not_end_is_written_off(
     assert host.of_kind(WorkerExited) == []
     host.pass_time(1)
 
-    assert host.of_kind(WorkerExited) == [0]
-    host.writer.settled(None)
     assert host.of_kind(WorkerExited) == [0, 1]
     end = host.events[-1]
     assert isinstance(end, WorkerExited)

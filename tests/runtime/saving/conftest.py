@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from host_saves import Workers, plan_of
-from host_writer import Disk, RunningWriter
+from host_writer import Disk, Head, RunningWriter
 from process_agent import AgentOfProcess
 
 from holdfast.checkpoint.filesystem import FileSystem
-from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 
 @pytest.fixture
@@ -32,14 +31,8 @@ def workers(tmp_path: Path, writer: RunningWriter) -> Iterator[Workers]:
 
 
 @pytest.fixture
-def another_run() -> Callable[[Path], None]:
-    """Return what gives a directory to another run."""
-
-    def take(directory: Path) -> None:
-        RunDirectory(directory).record_path.unlink()
-        RunDirectory(directory).create_record(RunRecord("other", FORMAT, 0.0, 1, 0, 1))
-
-    return take
+def head(writer: RunningWriter) -> Head:
+    return Head(writer)
 
 
 @pytest.fixture

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from agents import Host
-from host_saves import STEP, plan_of, request_of, saved_steps, state_of
-from host_writer import RunningWriter
+from host_saves import LAUNCH, STEP, cursor_of, plan_of, request_of, saved_steps, state_of
+from host_writer import Head, RunningWriter
 
 from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.filesystem import FileSystem
+from holdfast.recovery.placement import WHOLE_SAVE, SavePart
+from holdfast.recovery.saves import PartHeld, ShareWritten, WorkFailed
 from holdfast.runtime.saving import agent_saver
-from holdfast.runtime.saving.agent_saver import SnapshotNotWritten
-from holdfast.runtime.saving.plan import SavePlan
+from holdfast.runtime.saving.agent_saver import PendingSave, SnapshotNotWritten
+from holdfast.runtime.saving.save_messages import PlanSaves
 from holdfast.runtime.system import witnessed_time
-from holdfast.runtime.system.codec import decode
+from holdfast.runtime.system.codec import encode
 
 
 @pytest.fixture
@@ -31,61 +37,60 @@ def host(tmp_path: Path) -> Iterator[Host]:
 def test_what_all_workers_copy_and_tell_becomes_a_checkpoint(
     host: Host, tmp_path: Path, writer: RunningWriter, buffers: int, parts: int
 ) -> None:
-    host.buffers = buffers
+    host.buffers, head = buffers, Head(writer)
     agents = [host.agent() for _ in range(parts)]
-    for part, agent in enumerate(agents):
-        agent.way.prepare(host.plan, part, parts, generation=1)
+    places = [SavePart(part=part, parts=parts) for part in range(parts)]
+    for agent, part in zip(agents, places, strict=True):
+        agent.way.prepare(host.plan, part, generation=LAUNCH)
     for attempt in (1, 2, 3):
-        for part, agent in enumerate(agents):
-            agent.save(10 * attempt, attempt, (part, parts))
+        for agent, part in zip(agents, places, strict=True):
+            agent.save(10 * attempt, attempt, part)
         if attempt == 1:
-            writer.use(host.memories[host.plan.layout_id])
-        writer.tell(*(agent.copied[-1] for agent in reversed(agents)))
-        assert writer.answer().is_durable
+            writer.use(host.memory.kept[-1])
+        head.hear(host.held[-1])
         for agent in agents:
-            agent.page.answer_save(attempt, is_durable=True)
+            agent.page.answer_save(attempt, is_durable=head.answers[-1].is_durable)
 
     assert saved_steps(tmp_path) == (30, 20, 10)
-    assert [part.content is not None for part in agents[0].copied] == [True] * 3
-    assert [part.content for agent in agents[1:] for part in agent.copied] == [None] * 3 * (
-        parts - 1
-    )
+    assert [copied.cursor for copied in agents[0].copied] == [cursor_of(n) for n in (10, 20, 30)]
+    assert {copied.cursor for agent in agents[1:] for copied in agent.copied} <= {None}
 
 
-def test_first_worker_tells_the_plan_of_each_world_before_its_saves(host: Host) -> None:
-    first, second = host.agent(), host.agent()
+def test_first_worker_of_a_host_tells_the_plan_of_each_world_before_its_saves(host: Host) -> None:
+    agents = [host.agent(), host.agent()]
     for world in (1, 2):
-        first.way.prepare(host.plan, 0, 2, generation=1)
-        second.way.prepare(host.plan, 1, 2, generation=1)
-        first.save(STEP, world, (0, 2))
-        second.save(STEP, world, (1, 2))
+        for part, agent in enumerate(agents):
+            place = SavePart(host=1, hosts=3, part=part, parts=2)
+            agent.way.prepare(host.plan, place, generation=LAUNCH + world)
+            agent.save(STEP, world, place)
 
-    assert [len(agent.plans) for agent in (first, second)] == [2, 0]
-    assert [len(agent.copied) for agent in (first, second)] == [2, 2]
-    content = first.plans[0]
-    assert content is not None
-    assert decode(SavePlan, content) == host.plan
+    first, second = agents
+    plan = encode(host.plan).decode()
+    layout = host.plan.layout_id(1, 3)
+    assert first.plans == [PlanSaves(LAUNCH + world, layout, plan, 1, 3) for world in (1, 2)]
+    assert second.plans == []
+    assert [len(agent.copied) for agent in agents] == [2, 2]
 
 
 def test_memory_is_asked_for_once_a_layout(host: Host, tmp_path: Path) -> None:
-    """A world after a death has the same one; a stage of another model has its own."""
+    """A world of as many hosts has the same one; a stage of another model has its own."""
     agent = host.agent()
-    agent.way.prepare(host.plan, 1, 3, generation=1)
-    agent.save(10, 1, (1, 3))
-    agent.way.prepare(host.plan, 0, 2, generation=1)
-    agent.save(20, 2, (0, 2))
+    for attempt, part in enumerate([SavePart(part=1, parts=3), SavePart(part=0, parts=2)], 1):
+        agent.way.prepare(host.plan, part, generation=LAUNCH)
+        agent.save(10 * attempt, attempt, part)
     assert len(agent.asked) == 1
 
-    host.plan = plan_of(tmp_path, shards=3)
-    agent.way.prepare(host.plan, 0, 2, generation=1)
+    other = plan_of(tmp_path, shards=3)
     agent.page.answer_save(2, is_durable=True)
-    agent.save(30, 3, (0, 2))
+    agent.way.prepare(other, WHOLE_SAVE, generation=LAUNCH)
+    agent.save(30, 3)
+    agent.page.answer_save(3, is_durable=True)
+    shrunk = SavePart(host=1, hosts=2)
+    agent.way.prepare(other, shrunk, generation=LAUNCH)
+    agent.save(40, 4, shrunk)
 
-    assert [question.layout for question in agent.asked] == [
-        plan_of(tmp_path).layout_id,
-        host.plan.layout_id,
-    ]
-    assert agent.copied[-1].message.ticket.layout == host.plan.layout_id
+    names = [host.plan.layout_id(0, 1), other.layout_id(0, 1), other.layout_id(1, 2)]
+    assert [question.layout for question in agent.asked] == names
 
 
 class Clock:
@@ -113,30 +118,29 @@ def test_save_in_writing_is_never_written_over(
     """The disk is slow: the third save waits for the answer to the one in its buffer."""
     host.buffers = buffers
     agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1, generation=1)
+    agent.way.prepare(host.plan, WHOLE_SAVE, generation=LAUNCH)
     agent.save(1, 1)
     if buffers == 1:
         agent.page.answer_save(1, is_durable=True)
     agent.save(2, 2)
-    buffer = host.views[3 % buffers]
-    before = bytes(buffer)
+    before = host.view(3)
 
     def answer() -> None:
-        assert bytes(buffer) == before
+        assert host.view(3) == before
         agent.page.answer_save(waits_for, is_durable=is_durable)
 
     clock = Clock(monkeypatch, answer)
     agent.save(3, 3)
 
     assert clock.slept == 1
-    assert bytes(buffer) != before
+    assert host.view(3) != before
 
 
 def test_save_that_is_never_answered_keeps_its_memory_and_is_waited_for_within_a_bound(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1, generation=1)
+    agent.way.prepare(host.plan, WHOLE_SAVE, generation=LAUNCH)
     agent.save(1, 1)
     clock = Clock(monkeypatch, lambda: None)
 
@@ -144,7 +148,7 @@ def test_save_that_is_never_answered_keeps_its_memory_and_is_waited_for_within_a
         agent.save(3, 3)
 
     assert clock.slept > 0
-    assert [part.message.ticket.attempt for part in agent.copied] == [1]
+    assert [copied.ticket.attempt for copied in agent.copied] == [1]
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
@@ -152,7 +156,7 @@ def test_save_is_done_when_the_page_says_so(
     host: Host, monkeypatch: pytest.MonkeyPatch, *, is_durable: bool
 ) -> None:
     agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1, generation=1)
+    agent.way.prepare(host.plan, WHOLE_SAVE, generation=LAUNCH)
     save = agent.save(STEP, 1)
     assert not save.is_done
     clock = Clock(monkeypatch, lambda: agent.page.answer_save(1, is_durable=is_durable))
@@ -172,7 +176,7 @@ def test_save_that_was_not_told_is_not_waited_for(
     """It is incomplete, so no process reads its memory, and nobody may ever answer it."""
     host.buffers = 1
     agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1, generation=1)
+    agent.way.prepare(host.plan, WHOLE_SAVE, generation=LAUNCH)
     agent.save(1, 1)
     agent.page.answer_save(1, is_durable=True)
     agent.lacks = 1
@@ -182,14 +186,14 @@ def test_save_that_was_not_told_is_not_waited_for(
     assert agent.save(3, 3).failure is None
 
     assert clock.slept == 0
-    assert [part.message.ticket.attempt for part in agent.copied] == [1, 3]
+    assert [copied.ticket.attempt for copied in agent.copied] == [1, 3]
 
 
 @pytest.mark.parametrize("lacks", [1, 2], ids=["no memory", "no memory twice"])
 def test_worker_without_its_memory_asks_again_at_the_next_save(host: Host, lacks: int) -> None:
     agent = host.agent()
     agent.lacks = lacks
-    agent.way.prepare(host.plan, 0, 1, generation=1)
+    agent.way.prepare(host.plan, WHOLE_SAVE, generation=LAUNCH)
 
     for attempt in range(1, 1 + lacks):
         with pytest.raises(OSError, match="Too many open files"):
@@ -199,22 +203,32 @@ def test_worker_without_its_memory_asks_again_at_the_next_save(host: Host, lacks
     assert (len(agent.plans), len(agent.copied)) == (1, 1)
 
 
-def test_without_memory_the_first_worker_writes_the_state_itself(
-    host: Host, tmp_path: Path
+@pytest.mark.parametrize("without", [{0}, {1}, {0, 1}])
+def test_without_memory_the_first_worker_of_a_host_writes_its_share_of_the_state(
+    tmp_path: Path, without: set[int]
 ) -> None:
-    host.buffers = 0
-    agents = [host.agent(), host.agent()]
-    for part, agent in enumerate(agents):
-        agent.way.prepare(host.plan, part, 2, generation=1)
-
+    hosts = [Host(tmp_path), Host(tmp_path)]
+    writers = [RunningWriter(), RunningWriter(commits=False)]
+    head = Head(*writers)
+    saves: list[PendingSave] = []
     for attempt in (1, 2):
-        saves = [agent.save(10 * attempt, attempt, (part, 2)) for part, agent in enumerate(agents)]
-        assert [(save.is_done, save.failure) for save in saves] == [(True, None)] * 2
+        for number, host in enumerate(hosts):
+            host.buffers = 0 if number in without else 2
+            for part in range(2):
+                place, agent = SavePart(number, 2, part, 2), host.agent()
+                agent.way.prepare(host.plan, place, generation=LAUNCH)
+                saves.append(agent.save(10 * attempt, attempt, place))
+            writers[number].use(host.memory.kept[-1])
+        for host in hosts:
+            while host.told:
+                head.hear(host.told.pop(0))
+        assert head.answers[-1].is_durable
 
     assert saved_steps(tmp_path) == (20, 10)
-    assert [agent.copied for agent in agents] == [[], []]
-    plans = [agent.plans for agent in agents]
-    assert plans == [[], []], "the writer cares for no steps beside the first worker"
+    assert not any(save.is_done for save in saves), "their pages have the last word"
+    assert [host.copied == 0 for host in hosts] == [number in without for number in range(2)]
+    for one in (*hosts, *writers):
+        one.close()
 
 
 def test_without_memory_nothing_is_written_before_the_states_are_compared(
@@ -222,12 +236,45 @@ def test_without_memory_nothing_is_written_before_the_states_are_compared(
 ) -> None:
     host.buffers = 0
     agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1, generation=1)
+    agent.way.prepare(host.plan, WHOLE_SAVE, generation=LAUNCH)
     state = state_of(STEP)
 
     save = agent.way.begin(request_of(STEP, 1), state)
-    save.hand_over(state, "00")
+    save.hand_over(state, "00" * 16)
 
-    assert (save.is_done, saved_steps(tmp_path)) == (False, ())
+    assert (host.told, list(tmp_path.glob("checkpoints/*"))) == ([], [])
     save.compared()
-    assert (save.is_done, saved_steps(tmp_path)) == (True, (STEP,))
+    assert [type(told) for told in host.told] == [PartHeld, ShareWritten]
+
+
+def test_without_memory_all_shards_are_synced_at_once(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.buffers, host.plan = 0, plan_of(tmp_path, shards=4)
+    agent, all_sync = host.agent(), threading.Barrier(4, timeout=10)
+    agent.way.prepare(host.plan, WHOLE_SAVE, generation=LAUNCH)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileSystem, "fsync", lambda _files, _handle: all_sync.wait())
+        agent.save(STEP, 1)
+
+    assert [type(told) for told in host.told] == [PartHeld, ShareWritten]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_without_memory_a_failure_is_told_with_its_reason(
+    host: Host, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(_files: FileSystem, _path: Path) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(FileSystem, "create_exclusive", refuse)
+    host.buffers = 0
+    agent = host.agent()
+    agent.way.prepare(host.plan, WHOLE_SAVE, generation=LAUNCH)
+
+    agent.save(STEP, 1)
+
+    failed = host.told[-1]
+    assert isinstance(failed, WorkFailed)
+    assert os.strerror(number) in failed.reason
+    assert (failed.share, failed.is_full) == (0, number == errno.ENOSPC)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import functools
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from committing_report import StrikeResult
 from fake_filesystem import FakeFileSystem, Survival
-from host_saves import LAUNCH, STEP, Workers, begin_run, plan_of, saved_steps, state_of, verify
-from host_writer import RunningWriter
+from host_saves import LAUNCH, STEP, Workers, begin_run, commit, plan_of, saved_steps, verify
+from host_writer import Head, RunningWriter, SavingHosts
 
-from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
+from holdfast.checkpoint.errors import CommitRefused
 from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.names import StagingName
 from holdfast.checkpoint.reader import restore_newest
-from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.saving.committer import CheckpointMaintenance, Committer
@@ -30,17 +30,7 @@ from holdfast.runtime.system.channel import MessageKinds, pair
 
 BOUND_S = 60.0
 OLD, NEW = 10, 20
-OLD_NAME, NEW_NAME = "step-000000000010", "step-000000000020"
-Way = Callable[[Committer, Workers, int], int]
-
-
-def from_memory(committer: Committer, workers: Workers, attempt: int) -> int:
-    return committer.commit(workers.held(NEW, attempt))
-
-
-def from_the_state(committer: Committer, workers: Workers, attempt: int) -> int:
-    ticket = workers.ticket(NEW, attempt)
-    return committer.commit_state(ticket, {"epoch": NEW}, state_of(NEW))
+OLD_NAME = "step-000000000010"
 
 
 @pytest.fixture
@@ -50,28 +40,26 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
     workers.close()
 
 
+def saving(files: FakeFileSystem, count: int) -> contextlib.closing[SavingHosts]:
+    """Return hosts that find these files; each has a shard, so calls come in one order."""
+    plan = plan_of(files.root, shards=count)
+    return contextlib.closing(SavingHosts(plan, count, [files], has_care=False))
+
+
 @functools.cache
-def _saved_once(run_dir: Path) -> FakeFileSystem:
+def _saved_once(run_dir: Path, count: int) -> FakeFileSystem:
     """Return a file system on which the old step was saved by a launch before."""
     files = FakeFileSystem(run_dir)
-    workers = Workers(plan_of(run_dir))
-    commit_on(files).commit(workers.held(OLD, 7))
-    workers.close()
+    with saving(files, count) as hosts:
+        assert hosts.save(OLD, 7).is_durable
     return files
 
 
-def commit_on(files: FakeFileSystem) -> Committer:
-    """Return the committer of a process that finds these files; its calls come in one order."""
-    plan = plan_of(files.root)
-    return Committer(plan, StrikeResult(), has_maintenance=False, files=files, most_threads=1)
-
-
-def failure_of(commit: Callable[[], int]) -> CheckpointError | None:
-    try:
-        commit()
-    except CheckpointError as error:
-        return error
-    return None
+def save(committer: Committer, workers: Workers, step: int, attempt: int = 1) -> None:
+    """Copy and commit the state of a step; raises what the committer raises."""
+    ticket = workers.ticket(step, attempt)
+    workers.hold(ticket)
+    commit(committer, workers, ticket)
 
 
 def newest(files: FakeFileSystem, run_dir: Path) -> int:
@@ -82,48 +70,48 @@ def newest(files: FakeFileSystem, run_dir: Path) -> int:
     return restored.manifest.step
 
 
-@pytest.mark.parametrize("way", [from_memory, from_the_state])
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EIO])
 def test_failure_of_any_call_leaves_nothing_and_the_next_commit_succeeds(
-    workers: Workers, tmp_path: Path, way: Way, number: int
+    tmp_path: Path, count: int, number: int
 ) -> None:
-    files = copy.deepcopy(_saved_once(tmp_path))
+    files = copy.deepcopy(_saved_once(tmp_path, count))
     begin = len(files.calls)
-    way(commit_on(files), workers, 1)
+    with saving(files, count) as hosts:
+        hosts.save(NEW, 1)
     calls = range(begin, len(files.calls))
     assert len(calls) > 20
     failures = 0
 
     for call in calls:
-        files = copy.deepcopy(_saved_once(tmp_path))
+        files = copy.deepcopy(_saved_once(tmp_path, count))
         files.fail_at(call, number)
-        committer = commit_on(files)
-        failure = failure_of(functools.partial(way, committer, workers, 1))
-        if failure is not None:
-            failures += 1
-            assert errno.errorcode[number] in str(failure)
-            assert CheckpointStore(tmp_path, files).names() == (OLD_NAME,), files.calls[call]
-        after = files.after_power_cut(Survival.ANYTHING, seed=call)
-        expected = OLD if failure else NEW
-        assert newest(files, tmp_path) == expected, files.calls[call]
-        # A rename that was taken back after a failed sync may be there again after a power cut.
-        # The step is whole then, though nobody was told so.
-        assert newest(after, tmp_path) in {expected, NEW}, files.calls[call]
-        way(committer, workers, 2)
+        with saving(files, count) as hosts:
+            failure = hosts.save(NEW, 1).reason
+            if failure:
+                failures += 1
+                assert errno.errorcode[number] in failure
+                assert CheckpointStore(tmp_path, files).names() == (OLD_NAME,), files.calls[call]
+            after = files.after_power_cut(Survival.ANYTHING, seed=call)
+            expected = OLD if failure else NEW
+            assert newest(files, tmp_path) == expected, files.calls[call]
+            # A rename that was taken back after a failed sync may be there again after a power
+            # cut.  The step is whole then, though nobody was told so.
+            assert newest(after, tmp_path) in {expected, NEW}, files.calls[call]
+            hosts.save(NEW, 2)
         assert newest(files, tmp_path) == NEW, files.calls[call]
     assert failures > len(calls) / 2
 
 
-@pytest.mark.parametrize("way", [from_memory, from_the_state])
-def test_commit_is_told_with_its_bytes(workers: Workers, tmp_path: Path, way: Way) -> None:
+def test_commit_is_told_with_its_bytes(workers: Workers, tmp_path: Path) -> None:
     told = StrikeResult()
     committer = Committer(workers.plan, told)
 
-    nbytes = way(committer, workers, 1)
+    save(committer, workers, NEW)
 
     (record,) = told.of("checkpoint")
+    nbytes = sum(p.stat().st_size for p in tmp_path.glob("checkpoints/step-*/*.h5"))
     assert (record["step"], record["generation"], record["bytes"]) == (NEW, LAUNCH, nbytes)
-    assert nbytes == sum(p.stat().st_size for p in tmp_path.glob("checkpoints/step-*/*.h5"))
     assert max(told.being_written) <= nbytes
     assert told.being_written.count(0) > 2, "it ends with each file"
     assert told.being_written[-1] == 0
@@ -131,55 +119,57 @@ def test_commit_is_told_with_its_bytes(workers: Workers, tmp_path: Path, way: Wa
     committer.close(BOUND_S)
 
 
-def test_state_that_is_saved_twice_is_written_once(workers: Workers, tmp_path: Path) -> None:
+def test_state_that_is_saved_twice_stays_as_it_is(workers: Workers, tmp_path: Path) -> None:
     """Survivors of a death cannot know whether their save was complete."""
     told = StrikeResult()
     committer = Committer(workers.plan, told)
-    first = committer.commit(workers.held(NEW, 1))
+    save(committer, workers, NEW, 1)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("step-*/*")}
-    changes = len(told.being_written)
 
-    again = workers.held(NEW, 2)
-    assert committer.commit(again) == first
+    save(committer, workers, NEW, 2)
 
-    assert again.is_durable
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("step-*/*")} == files
-    assert len(told.being_written) <= changes + 2, "no more than its manifest is read"
+    assert len(CheckpointStore(tmp_path).names()) == 1
     assert len(told.of("checkpoint")) == 1
     (shard, *_) = tmp_path.glob("checkpoints/step-*/shard-*")
-    for remove in (shard.unlink, functools.partial(shutil.rmtree, tmp_path / "checkpoints")):
+    removals = shard.unlink, functools.partial(shutil.rmtree, tmp_path / "checkpoints")
+    for attempt, remove in enumerate(removals, 3):
         remove()
-        committer.commit(workers.held(NEW, 3))
+        save(committer, workers, NEW, attempt)
         assert saved_steps(tmp_path) == (NEW,), "it is written again if it is gone"
     committer.close(BOUND_S)
 
 
 class OneFails(FileSystem):
-    """The file of the first shard fails; that of the second is not made before."""
+    """The file of the first shard fails once; that of the second is not made before."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, number: int) -> None:
         super().__init__(root)
+        self._number = number
         self._has_failed = threading.Event()
 
     def create_exclusive(self, path: Path) -> int:
-        if path.name.startswith("shard-00000"):
+        if path.name.startswith("shard-00000") and not self._has_failed.is_set():
             self._has_failed.set()
-            raise OSError(errno.EIO, "bad block")
+            raise OSError(self._number, "bad block")
         self._has_failed.wait(BOUND_S)
         return super().create_exclusive(path)
 
 
-def test_first_failure_waits_for_the_writes_of_the_other_shards(
-    workers: Workers, tmp_path: Path
+@pytest.mark.parametrize(("number", "steps"), [(errno.EIO, ()), (errno.ENOSPC, (STEP,))])
+def test_failure_of_a_shard_waits_for_the_other_ones(
+    workers: Workers, tmp_path: Path, number: int, steps: tuple[int, ...]
 ) -> None:
-    """Else one of them would make its file in a directory that was removed, or cannot be."""
-    committer = Committer(workers.plan, StrikeResult(), files=OneFails(tmp_path))
+    """Else one would make its file in a directory that was removed, or that the next try makes."""
+    writer = RunningWriter(OneFails(tmp_path, number))
+    writer.use(workers)
 
-    with pytest.raises(StorageFailed, match="bad block"):
-        committer.commit(workers.held())
+    answer = Head(writer).save(workers, STEP, 1)
 
-    assert CheckpointStore(tmp_path).names() == ()
-    committer.close(BOUND_S)
+    assert ("bad block" in answer.reason) is not answer.is_durable
+    assert saved_steps(tmp_path) == steps
+    assert len(CheckpointStore(tmp_path).names()) == len(steps)
+    writer.close()
 
 
 class SyncedAtOnce(FileSystem):
@@ -195,14 +185,13 @@ class SyncedAtOnce(FileSystem):
         super().fsync(handle)
 
 
-@pytest.mark.parametrize("way", [from_memory, from_the_state])
-def test_shards_of_a_save_are_synced_at_once(tmp_path: Path, way: Way) -> None:
+def test_shards_of_a_save_are_synced_at_once(tmp_path: Path) -> None:
     """A sync may take half a minute on a parallel file system: none waits for another one."""
     workers = Workers(plan_of(tmp_path, shards=4))
     committer = Committer(workers.plan, StrikeResult(), files=SyncedAtOnce(tmp_path))
 
     try:
-        way(committer, workers, 1)
+        save(committer, workers, NEW)
     except threading.BrokenBarrierError:
         pytest.fail("a shard is synced after another one")
 
@@ -229,10 +218,10 @@ def test_saves_are_answered_while_the_pruning_hangs_and_pruned_after_it(tmp_path
     files = HangingCare(tmp_path)
     workers, writer = Workers(plan_of(tmp_path, retention=Retention(2))), RunningWriter(files)
     writer.use(workers)
+    head = Head(writer)
 
-    answers = [writer.save(workers, 10 * attempt, attempt) for attempt in (1, 2, 3, 4)]
+    assert all(head.save(workers, 10 * attempt, attempt).is_durable for attempt in (1, 2, 3, 4))
 
-    assert all(answer.is_durable for answer in answers)
     assert files.has_begun.wait(BOUND_S)
     assert saved_steps(tmp_path) == (40, 30, 20, 10)
     files.goes_on.set()
@@ -246,12 +235,13 @@ def test_plan_of_the_next_stage_waits_for_no_care_of_the_one_before(tmp_path: Pa
     workers, other = Workers(plan_of(tmp_path)), Workers(plan_of(tmp_path, shards=3))
     writer = RunningWriter(files)
     writer.use(workers)
-    writer.save(workers, 10, 1)
+    head = Head(writer)
+    head.save(workers, 10, 1)
     assert files.has_begun.wait(BOUND_S)
 
     writer.use(other)
 
-    assert writer.save(other, 20, 2).is_durable
+    assert head.save(other, 20, 2).is_durable
     files.goes_on.set()
     writer.close()
     workers.close()
@@ -261,16 +251,14 @@ def test_plan_of_the_next_stage_waits_for_no_care_of_the_one_before(tmp_path: Pa
 def test_step_in_the_directory_of_another_run_is_no_answer(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run")
     workers, committer = Workers(plan), Committer(plan, StrikeResult())
-    committer.commit(workers.held(STEP, 1))
-    again = workers.held(STEP, 2)
+    save(committer, workers, STEP, 1)
     run = (tmp_path / "run").rename(tmp_path / "moved").with_name("run")
     begin_run(run, "other")
     shutil.copytree(tmp_path / "moved" / "checkpoints", run / "checkpoints")
 
     with pytest.raises(CommitRefused, match="belongs to run other"):
-        committer.commit(again)
+        save(committer, workers, STEP, 2)
 
-    assert not again.is_durable
     committer.close(1.0)
     workers.close()
 
@@ -290,44 +278,43 @@ class FullDisk(FileSystem):
         self.store = run_dir / "checkpoints"
 
 
-def filled(workers: Workers, told: StrikeResult, files: FullDisk) -> Committer:
-    """Commit five steps, none of which has to go by the rule of retention."""
-    committer = Committer(workers.plan, told, files=files)
+@pytest.fixture
+def filled(workers: Workers, tmp_path: Path) -> Iterator[tuple[Head, FullDisk]]:
+    """Return the head of a run with five steps, none of which has to go by the retention."""
+    disk = FullDisk(tmp_path)
+    writer = RunningWriter(disk)
+    writer.use(workers)
+    head = Head(writer)
     for number in range(1, 6):
-        committer.commit(workers.held(number))
-    return committer
+        assert head.save(workers, number, number).is_durable
+    yield head, disk
+    writer.close()
 
 
-def test_oldest_steps_make_room_for_a_new_one(workers: Workers, tmp_path: Path) -> None:
-    told, disk = StrikeResult(), FullDisk(tmp_path)
-    committer = filled(workers, told, disk)
+def test_oldest_steps_make_room_for_a_new_one(
+    filled: tuple[Head, FullDisk], workers: Workers, tmp_path: Path
+) -> None:
+    head, disk = filled
     disk.most = 4
 
-    committer.commit(workers.held(6))
+    assert head.save(workers, 6, 6).is_durable
 
-    committer.close(BOUND_S)
-    store = CheckpointStore(tmp_path)
-    assert store.steps()[0] == 6
-    assert set(store.steps()) == {2, 3, 4, 5, 6}, "no more than needed goes"
-    assert all(verify_step(store, step).is_valid for step in store.steps())
-    assert any("the disk is full" in str(record["reason"]) for record in told.of("prune_failed"))
+    told = head.writers[0].recorded("prune_failed")
+    assert saved_steps(tmp_path) == (6, 5, 4, 3, 2), "no more than needed goes"
+    assert any("the disk is full" in str(record["reason"]) for record in told)
 
 
 def test_disk_that_has_no_room_for_a_third_step_fails_the_save(
-    workers: Workers, tmp_path: Path
+    filled: tuple[Head, FullDisk], workers: Workers, tmp_path: Path
 ) -> None:
-    disk = FullDisk(tmp_path)
-    committer = filled(workers, StrikeResult(), disk)
+    head, disk = filled
     disk.most = 1
 
-    with pytest.raises(StorageFailed, match="No space left"):
-        committer.commit(workers.held(6))
+    assert "No space left" in head.save(workers, 6, 6).reason
 
-    committer.close(BOUND_S)
-    store = CheckpointStore(tmp_path)
-    assert store.steps()[:2] == (5, 4)
-    assert all(verify_step(store, step).is_valid for step in (5, 4))
-    assert [name for name in store.names() if name.startswith(".tmp")] == []
+    assert saved_steps(tmp_path)[:2] == (5, 4)
+    names = CheckpointStore(tmp_path).names()
+    assert [name for name in names if name.startswith(".tmp")] == []
 
 
 def test_many_reads_are_told_once_a_second_and_each_file_at_once() -> None:
@@ -355,11 +342,11 @@ def test_room_that_is_made_tells_of_its_reads(workers: Workers) -> None:
     told = StrikeResult()
     committer = Committer(workers.plan, StrikeResult())
     for number in range(1, 6):
-        nbytes = committer.commit(workers.held(number))
+        save(committer, workers, number)
     committer.close(BOUND_S)
     maintenance = CheckpointMaintenance(workers.plan, told)
 
-    maintenance.make_room(nbytes, StagingName(6, 7, 1))
+    maintenance.make_room(workers.plan.layout.nbytes, StagingName(6, 7, 1))
 
     maintenance.close(BOUND_S)
     assert len(told.being_written) > 5

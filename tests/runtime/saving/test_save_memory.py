@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from host_saves import plan_of, state_of
+from host_saves import STEP, Workers, cursor_of, plan_of, state_of
 
 from holdfast.checkpoint.tensor import ShardLayout, specs_of
 from holdfast.runtime.saving import save_memory
@@ -23,6 +25,8 @@ _F_GET_SEALS = 1034
 _MIB = 2**20
 SIZE = 3 * _MIB
 NBYTES = 2 * _MIB
+PER_BUFFER = 2
+"""Descriptors: that of the memory, and that of the map of its header."""
 Make = Callable[..., SaveMemory]
 BUFFER_BYTES = 40 * mmap.PAGESIZE
 
@@ -85,7 +89,7 @@ def test_only_the_two_newest_pairs_are_kept(make: Make) -> None:
     for launch in range(1, 20):
         memory.buffers(launch, question())
 
-    assert open_descriptors() == before + 2 * BUFFERS
+    assert open_descriptors() == before + 2 * BUFFERS * PER_BUFFER
     memory.close()
     assert open_descriptors() == before
 
@@ -126,27 +130,63 @@ def test_lack_is_told_with_the_values_and_what_follows(make: Make) -> None:
 
 
 @pytest.mark.parametrize("made_before", [0, 1])
+@pytest.mark.parametrize("call", [(os, "memfd_create"), (mmap, "mmap")])
 def test_memory_that_the_system_refuses_is_done_without(
-    make: Make, monkeypatch: pytest.MonkeyPatch, made_before: int
+    make: Make, monkeypatch: pytest.MonkeyPatch, made_before: int, call: tuple[Any, str]
 ) -> None:
     """An agent that ended of it would take all workers along."""
     before = open_descriptors()
-    real, calls = os.memfd_create, iter(range(10))
+    real, calls = getattr(*call), iter(range(10))
 
-    def refuse(name: str, flags: int) -> int:
+    def refuse(*arguments: Any, **named: Any) -> Any:
         if next(calls) < made_before:
-            return real(name, flags)
+            return real(*arguments, **named)
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     memory = make()
     with monkeypatch.context() as patch:
-        patch.setattr(os, "memfd_create", refuse)
+        patch.setattr(*call, refuse)
         buffers, is_new = memory.buffers(1, question())
 
     assert is_new
     assert len(buffers.fds) == made_before
     assert "[Errno 24] Too many open files" in buffers.lack
-    assert open_descriptors() == before + made_before
+    assert open_descriptors() == before + made_before * PER_BUFFER
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("early", [1, 2, 3])
+@pytest.mark.parametrize("share", [0, 1])
+def test_save_is_told_once_when_all_parts_are_there_and_the_cursor_is_known(
+    tmp_path: Path, order: tuple[int, ...], early: int, share: int
+) -> None:
+    """When the word of the part number ``early`` comes, those behind it are there already."""
+    workers = Workers(plan_of(tmp_path), share=share, hosts=2)
+    ticket = workers.ticket(STEP, 1)
+    told = [workers.agent.take_part(workers.copy(ticket, part, 3)) for part in order[: early - 1]]
+    behind = [workers.copy(ticket, part, 3) for part in order[early - 1 :]]
+    told += map(workers.agent.take_part, [*behind, *behind])
+
+    (held,) = filter(None, told)
+    place = early - 1 if share else max(early - 1, order.index(0))
+    assert told.index(held) == place
+    assert (held.ticket, held.share, held.is_in_memory) == (ticket, share, True)
+    assert held.digests == {f"{STEP:032x}"}
+    assert held.cursor == (None if share else cursor_of(STEP))
+    workers.close()
+
+
+def test_parts_of_several_states_are_told_and_those_of_two_saves_are_none(tmp_path: Path) -> None:
+    workers = Workers(plan_of(tmp_path))
+    first, second = workers.ticket(10, 1), workers.ticket(30, 3)
+    workers.agent.take_part(workers.copy(first, 0))
+    assert workers.agent.take_part(workers.copy(second, 1, digest="bb" * 16)) is None
+
+    held = workers.agent.take_part(workers.copy(second, 0, digest="cc" * 16))
+
+    assert held is not None
+    assert held.digests == {"bb" * 16, "cc" * 16}
+    workers.close()
 
 
 @pytest.fixture
@@ -295,5 +335,7 @@ def test_name_of_the_memory_is_that_of_all_that_its_map_follows_from(tmp_path: P
         plan_of(tmp_path / "run", run_id="other"),
     ]
 
-    assert {found.layout_id for found in same} == {plan.layout_id}
-    assert len({found.layout_id for found in [plan, *others]}) == 4
+    places = [(0, 2), (1, 2), (0, 3)]
+    assert {found.layout_id(0, 2) for found in same} == {plan.layout_id(0, 2)}
+    names = {found.layout_id(*place) for found in [plan, *others] for place in places}
+    assert len(names) == 4 * len(places)

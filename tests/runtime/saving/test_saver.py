@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from configs import gives_nothing, journal_of, without_faults, worker_config
-from host_saves import RUN, Workers, begin_run, plan_of, state_of
+from configs import journal_of, without_faults, worker_config
+from host_saves import RUN, begin_run, state_of
 from hypothesis import given
 from hypothesis import strategies as st
 from local_communicator import LocalCommunicator
@@ -23,6 +24,7 @@ from simulation import STEPS, Launch, LazyExecutor, SimulatedJob, wait_for_nothi
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.event import CheckpointCommitted
 from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.saves import SaveTicket, WorkFailed
 from holdfast.recovery.step import Bit, Outcome
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.data.samples import ArrayData
@@ -30,10 +32,10 @@ from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Communicator, Membership
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.saving import agent_saver
 from holdfast.runtime.saving.agent_saver import AgentSaver, PendingSave
 from holdfast.runtime.saving.plan import SaveRequest
-from holdfast.runtime.saving.save_messages import PartCopied, SaveTicket
+from holdfast.runtime.saving.save_memory import BUFFERS, SaveMemory
+from holdfast.runtime.saving.save_messages import AskMemory, PartCopied
 from holdfast.runtime.saving.saver import (
     LARGEST_FILE_BYTES,
     MAX_FAILURES,
@@ -56,7 +58,6 @@ class FailingSave(PendingSave):
     """A save that fails as soon as it was looked at a number of times."""
 
     def __init__(self, looks: int) -> None:
-        super().__init__()
         self._looks = looks
 
     @property
@@ -93,14 +94,10 @@ class Way:
 
 
 class SavingWorker:
-    """One worker of a world, and what its agent hears of it; its agent may give it memory."""
+    """One worker of a world, and what its agent hears of it and gives it."""
 
     def __init__(
-        self,
-        config: WorkerConfig,
-        workers: Workers | None = None,
-        world: tuple[int, ...] = (0,),
-        way: Way | None = None,
+        self, config: WorkerConfig, world: tuple[int, ...] = (0,), way: Way | None = None
     ) -> None:
         begin_run(config.options.run_dir, config.record.run_id)
         self.told: list[dict[str, Any]] = []
@@ -112,10 +109,12 @@ class SavingWorker:
             self._journal,
             self.page,
             without_faults(config),
-            lambda told, fds=(): self.told.append(told),
-            gives_nothing if workers is None else self._give,
+            self._hear,
+            self._give,
         )
-        self._workers = workers
+        self.lacks = False
+        """Whether its messages meet a lack of descriptors."""
+        self.memory = SaveMemory(lambda: ())
         self.way = way or Way()
         self.membership = Membership(
             config.worker, World(1, tuple(map(WorkerId, world)), 1), communicator, lambda: 0.0
@@ -142,11 +141,18 @@ class SavingWorker:
         self.saver.close()
         self._journal.close()
         self.page.close()
+        self.memory.close()
 
-    def _give(self, question: dict[str, object]) -> dict[str, Any]:
-        assert self._workers is not None
+    def _hear(self, told: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        if self.lacks:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        self.told.append(told)
+
+    def _give(self, question: dict[str, Any]) -> dict[str, Any]:
         self.told.append(question)
-        return {FDS: [os.dup(fd) for fd in self._workers.fds]}
+        asked = MessageKinds[AskMemory](AskMemory).decode(question)
+        buffers, _ = self.memory.buffers(1, asked)
+        return {FDS: [os.dup(fd) for fd in buffers.fds]}
 
 
 Make = Callable[..., SavingWorker]
@@ -170,62 +176,55 @@ def saving(tmp_path: Path) -> Iterator[Make]:
 def far(tmp_path: Path) -> Iterator[SavingWorker]:
     """Return the last of three workers, which lives on another host than the first two."""
     config = worker_config(2, (0, 1, 2), run_dir=tmp_path, run_id=RUN, hosts=("a", "a", "b"))
-    memory = Workers(plan_of(tmp_path))
-    worker = SavingWorker(config, memory, (0, 1, 2))
+    worker = SavingWorker(config, (0, 1, 2))
     yield worker
     worker.close()
-    memory.close()
 
 
-def test_worker_of_another_host_compares_its_state_and_takes_no_memory(far: SavingWorker) -> None:
-    """The vote is over all workers, so the save goes on when those of the first host say so."""
-    saver = far.saver
+def begin(saver: Saver) -> None:
+    """Begin a save in the next world, or in the same one."""
     saver.prepare(lambda: state_of(1))
     saver.begin(Cursor.start(1), lambda: state_of(1))
     saver.before_sum()
 
-    assert saver.bits() == Bit.SETTLED | Bit.INTACT
-    saver.hear(_agreed(Bit.INTACT))
-    assert saver.is_busy
-    saver.hear(_agreed(Bit.SETTLED | Bit.INTACT))
-    assert (saver.is_busy, saver.saved_step) == (False, 0)
-    assert far.kinds == []
 
-
-@pytest.mark.parametrize("buffers", [1, 2])
-def test_worker_saves_once_its_host_is_that_of_the_first_worker(
-    far: SavingWorker, monkeypatch: pytest.MonkeyPatch, buffers: int
+def test_worker_of_another_host_saves_its_part_of_the_share_of_that_host(
+    far: SavingWorker,
 ) -> None:
-    """What the first host has not answered lies in its memory, and nobody waits for it here."""
-    memory = far._workers
-    assert memory is not None
-    while len(memory.fds) > buffers:
-        os.close(memory.fds.pop())
-    monkeypatch.setattr(agent_saver, "FREE_WITHIN_S", 0.0)
-    saver = far.saver
-    saver.begin(Cursor.start(1), lambda: state_of(1))
-    saver.before_sum()
-
-    far.membership.world = far.membership.world.shrunk_to([WorkerId(2)])
-    saver.world_changed()
-    assert saver.has_lost(Cursor.start(1))
-    saver.prepare(lambda: state_of(1))
-    saver.begin(Cursor.start(1), lambda: state_of(1))
-    saver.before_sum()
+    begin(far.saver)
 
     assert far.kinds == ["AskMemory", "PlanSaves", "PartCopied"]
-    assert (far.tickets[-1].attempt, far.tickets[-1].parts, far.told[-1]["part"]) == (2, 1, 0)
-    assert saver.bits() == Bit.INTACT
-    far.page.answer_save(2, is_durable=True)
-    assert saver.bits() == Bit.SETTLED | Bit.INTACT
+    assert (far.told[1]["share"], far.told[1]["hosts"]) == (1, 2)
+    assert (far.told[2]["share"], far.tickets) == (1, [SaveTicket(1, 1, 0, 1, hosts=2)])
+    assert far.saver.bits() == Bit.INTACT
+    far.page.answer_save(1, is_durable=True)
+    assert far.saver.bits() == Bit.SETTLED | Bit.INTACT
+    far.saver.hear(_agreed(far.saver.bits()))
+    assert (far.saver.is_busy, far.saver.saved_step) == (False, 0)
+
+
+def test_worker_that_is_left_alone_saves_all_in_memory_of_its_own(far: SavingWorker) -> None:
+    """What its host holds of the world before is not answered, and nobody waits for it here."""
+    begin(far.saver)
+    far.told.clear()
+
+    far.membership.world = far.membership.world.shrunk_to([WorkerId(2)])
+    far.saver.world_changed()
+    assert far.saver.has_lost(Cursor.start(1))
+    begin(far.saver)
+
+    assert far.kinds == ["AskMemory", "PlanSaves", "PartCopied"]
+    assert (far.told[1]["share"], far.told[1]["hosts"]) == (0, 1)
+    generation = far.membership.world.generation
+    assert far.tickets == [SaveTicket(1, generation, 0, 2, hosts=1)]
+    assert far.saver.bits() == Bit.INTACT
 
 
 def test_save_after_a_durable_one_takes_the_same_memory_and_one_after_a_failure_the_other(
     tmp_path: Path,
 ) -> None:
     """What the disk could not take stays in memory, for the end of all workers."""
-    memory = Workers(plan_of(tmp_path))
-    worker = SavingWorker(worker_config(run_dir=tmp_path, run_id=RUN), memory)
+    worker = SavingWorker(worker_config(run_dir=tmp_path, run_id=RUN))
     for step, is_durable in enumerate((True, True, False, True, True)):
         cursor = replace(Cursor.start(1), step=step)
         worker.saver.begin(cursor, lambda: state_of(1))
@@ -234,10 +233,10 @@ def test_save_after_a_durable_one_takes_the_same_memory_and_one_after_a_failure_
         worker.saver.hear(_agreed(worker.saver.bits()))
         assert not worker.saver.is_busy
 
-    assert [ticket.buffer for ticket in worker.tickets] == [1, 1, 1, 0, 0]
-    assert not any(memory.buffers[1])
+    assert [ticket.attempt % BUFFERS for ticket in worker.tickets] == [1, 1, 1, 0, 0]
+    (buffers,) = worker.memory.kept
+    assert os.fstat(buffers.fds[1]).st_blocks == 0
     worker.close()
-    memory.close()
 
 
 @pytest.mark.parametrize("looks", range(5))
@@ -333,48 +332,28 @@ def _agreed(save: Bit) -> Outcome:
     )
 
 
+@pytest.mark.parametrize("lacks", [False, True])
 @pytest.mark.parametrize(
     ("error", "reason"), [(OSError("no memory"), "no memory"), (MemoryError(), "MemoryError")]
 )
 def test_worker_that_cannot_copy_fails_the_save_and_trains_on(
-    saving: Make, tmp_path: Path, error: Exception, reason: str
+    saving: Make, tmp_path: Path, error: Exception, reason: str, *, lacks: bool
 ) -> None:
-    saver, state = saving(error, FailingSave(looks=9)).saver, {"a": np.zeros(3)}
+    """The head tells the reason, and one that cannot be told stands in the journal."""
+    worker, state = saving(error, FailingSave(looks=9)), {"a": np.zeros(3)}
+    saver, worker.lacks = worker.saver, lacks
     assert saver.begin(Cursor.start(1), lambda: state)
     assert saver.bits() == Bit.SETTLED
+    worker.lacks = False
     saver.hear(_agreed(saver.bits()))
 
     assert not saver.is_busy
-    failed = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-    assert [(found["event"], found["reason"]) for found in failed] == [
-        ("checkpoint_failed", reason)
-    ]
+    failures = MessageKinds[WorkFailed](WorkFailed)
+    told = [failures.decode(told).reason for told in worker.told if told in failures]
+    journal = (tmp_path / "journal.jsonl").read_text().splitlines()
+    failed = [r["reason"] for r in map(json.loads, journal) if r["event"] == "checkpoint_failed"]
+    assert (told, failed) == (([], [reason]) if lacks else ([reason], []))
     assert saver.begin(Cursor.start(1), lambda: state)
-
-
-def test_committer_that_cannot_begin_fails_saves_until_it_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is asked for when a world begins, in the loop of training."""
-
-    def refuse(*_arguments: object) -> None:
-        raise OSError("the local disk is gone")
-
-    worker, state = SavingWorker(worker_config(run_dir=tmp_path)), {"a": np.zeros(3)}
-    saver = worker.saver
-    with monkeypatch.context() as patch:
-        patch.setattr(agent_saver, "Committer", refuse)
-        saver.prepare(lambda: state)
-        saver.begin(Cursor.start(1), lambda: state)
-        assert saver.bits() == Bit.SETTLED
-        saver.hear(_agreed(saver.bits()))
-
-    saver.begin(Cursor.start(1), lambda: state)
-    saver.before_sum()
-    saver.wait(BOUND_S)
-
-    assert saver.bits() == Bit.SETTLED | Bit.INTACT
-    worker.close()
 
 
 def ask_within_first_copy(patch: pytest.MonkeyPatch, asked: tuple[int, ...]) -> None:
@@ -383,8 +362,8 @@ def ask_within_first_copy(patch: pytest.MonkeyPatch, asked: tuple[int, ...]) -> 
     waiting = set(asked)
 
     def asking_begin(way: AgentSaver, request: SaveRequest, state: Tensors) -> PendingSave:
-        if request.part in waiting:
-            waiting.remove(request.part)
+        if request.part.part in waiting:
+            waiting.remove(request.part.part)
             way._context.page.ask(RequestFlag.SAVE)
         return begin(way, request, state)
 
@@ -425,17 +404,20 @@ def test_request_that_comes_during_the_copy_leads_to_another_save(
     ],
 )
 def test_larger_state_has_more_shards(nbytes: int, expected: int) -> None:
-    assert shard_count(nbytes) == expected
-    assert shard_count(nbytes, 7) == 7, "the user has the last word"
+    assert shard_count(nbytes, 1) == expected
+    assert shard_count(nbytes, 3, 7) == 7, "the user has the last word"
 
 
-@given(st.integers(0, 2**45))
-def test_file_is_worth_its_name_and_never_too_large(nbytes: int) -> None:
-    count = shard_count(nbytes)
+@given(st.integers(0, 2**45), st.integers(1, 100))
+def test_file_is_worth_its_name_and_never_too_large(nbytes: int, hosts: int) -> None:
+    count = shard_count(nbytes, hosts)
 
     assert count >= 1
     assert nbytes / count <= LARGEST_FILE_BYTES
-    if count > 1:
+    assert count < hosts or count % hosts == 0, "all hosts have as many"
+    if count > hosts:
+        assert nbytes / count > WORTH_A_FILE_BYTES / 4
+    elif count > 1:
         assert nbytes / count > WORTH_A_FILE_BYTES / 2
-    if count > MOST_THREADS:
-        assert nbytes / (count - 1) > LARGEST_FILE_BYTES
+    if count > MOST_THREADS * hosts:
+        assert nbytes / (count - hosts) > LARGEST_FILE_BYTES / 2

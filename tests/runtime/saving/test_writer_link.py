@@ -14,7 +14,6 @@ from host_saves import saved_steps
 from process_agent import AgentOfProcess
 
 from holdfast.runtime.saving import writer_link
-from holdfast.runtime.saving.save_messages import Settle
 from holdfast.runtime.saving.writer_link import ANSWERED_WITHIN_S
 from holdfast.runtime.system.worker_status import lease_clock_s
 
@@ -24,12 +23,13 @@ pytestmark = pytest.mark.process
 def test_save_is_committed_by_the_process_when_its_last_part_is_there(
     agent: AgentOfProcess,
 ) -> None:
-    agent.write_part(1, 0)
-    agent.write_part(1, 1)
+    agent.copy(1, 0)
+    agent.copy(1, 1)
     agent.wait_until(lambda: bool(agent.answers))
 
     assert agent.outcomes == [("saved", 1)]
     assert saved_steps(agent.run_dir) == (10,)
+    assert agent.settle() == 10
 
 
 def test_writer_may_have_more_open_files_than_is_usual(tmp_path: Path) -> None:
@@ -51,11 +51,12 @@ def test_writer_may_have_more_open_files_than_is_usual(tmp_path: Path) -> None:
 def test_writer_that_makes_no_progress_is_given_up_and_replaced(agent: AgentOfProcess) -> None:
     """The agent does not wait for its end, which a hanging disk may delay for ever."""
     agent.stop_writer()
-    agent.write(attempt=1)
+    agent.copy(1, 0, 1)
 
     agent.link.poll(agent.now + ANSWERED_WITHIN_S - 1)
     assert agent.answers == []
     agent.link.poll(agent.now + ANSWERED_WITHIN_S + 1)
+    agent.wait_until(lambda: bool(agent.answers))
 
     assert agent.outcomes == [("unsaved", 1)]
     assert "makes no progress" in agent.answers[0].reason
@@ -69,7 +70,7 @@ def test_save_in_flight_is_not_committed_once_the_lease_of_the_host_has_ended(
     agent.status.lease_ms = int(1000 * (lease_clock_s() + 3600))
     assert agent.save(attempt=1).is_durable
     writer = agent.stop_writer()
-    agent.write(attempt=2)
+    agent.copy(2, 0, 1)
     agent.status.lease_ms = int(1000 * lease_clock_s())
     os.kill(writer, signal.SIGCONT)
     agent.wait_until(lambda: len(agent.answers) == 2)
@@ -93,7 +94,7 @@ def test_writer_that_does_not_end_is_killed_and_waited_for(
 
 def test_writer_that_dies_fails_what_it_had_and_is_replaced(agent: AgentOfProcess) -> None:
     first = agent.stop_writer()
-    agent.write(attempt=1)
+    agent.copy(1, 0, 1)
     os.kill(first, signal.SIGKILL)
     agent.wait_until(lambda: bool(agent.answers))
 
@@ -104,15 +105,17 @@ def test_writer_that_dies_fails_what_it_had_and_is_replaced(agent: AgentOfProces
     assert agent.outcomes == [("unsaved", 1), ("saved", 2)]
 
 
-def test_nobody_waits_for_a_writer_that_is_dead(agent: AgentOfProcess) -> None:
-    writer = agent.stop_writer()
-    agent.link.settle(Settle(is_urgent=False))
-    os.kill(writer, signal.SIGKILL)
+def test_save_at_which_a_writer_died_is_settled_by_the_next_one(agent: AgentOfProcess) -> None:
+    agent.save(attempt=1)
+    first = agent.stop_writer()
+    agent.copy(2, 0, 1)
+    os.kill(first, signal.SIGKILL)
+    agent.wait_until(lambda: len(agent.answers) == 2)
 
-    agent.wait_until(lambda: bool(agent.settled))
+    assert agent.settle() == 20
 
-    assert agent.settled == [None]
-    assert not agent.link.is_settling
+    assert agent.outcomes == [("saved", 1), ("unsaved", 2)], "the workers were told once"
+    assert saved_steps(agent.run_dir) == (20, 10)
 
 
 def _refuse(*_arguments: object, **_options: object) -> None:
@@ -125,15 +128,12 @@ def test_writer_that_cannot_be_started_fails_the_save(
     agent.kill_writer()
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", _refuse)
-        agent.write(attempt=1)
+        agent.copy(1, 0, 1)
         assert agent.outcomes == [("unsaved", 1)]
         assert "no more processes" in agent.answers[0].reason
-        agent.write_part(2, 0)
 
-    agent.write_part(2, 1)
-    agent.wait_until(lambda: len(agent.answers) == 2)
-
-    assert agent.outcomes == [("unsaved", 1), ("saved", 2)], "one part came before there was one"
+    assert agent.save(attempt=2).is_durable
+    assert agent.settle() == 20
 
 
 def descriptors() -> int:
@@ -145,34 +145,18 @@ def test_descriptors_stay_as_many_over_saves_deaths_and_layouts(agent: AgentOfPr
         agent.save(attempt)
     before = descriptors()
 
-    for attempt in range(3, 23):
+    for attempt in range(3, 12):
         assert agent.save(attempt).is_durable
     assert descriptors() == before
 
     for attempt in range(103, 106):
-        agent.write_part(attempt, 0)
+        agent.copy(attempt, 0)
         agent.kill_writer()
         assert agent.save(attempt + 10).is_durable
     assert descriptors() == before
 
     for shards in (3, 4, 5):
-        agent.end_launch()
-        agent.launch(1, shards=shards)
+        agent.launch(shards, shards=shards)
         assert agent.save(100 * shards).is_durable
-        agent.write_part(100 * shards + 1, 0)
-    assert descriptors() <= before
-
-
-def test_descriptors_stay_open_until_their_message_has_left(agent: AgentOfProcess) -> None:
-    """A writer that commits reads nothing, so messages of many workers wait."""
-    writer = agent.stop_writer()
-    for attempt in range(1, 400):
-        agent.write(attempt)
-    waiting = descriptors()
-
-    os.kill(writer, signal.SIGCONT)
-    assert agent.save(attempt=500).is_durable
-
-    assert agent.link.pid == writer, "no descriptor was gone when its turn came"
-    agent.save(attempt=501)
-    assert descriptors() < waiting
+        agent.copy(100 * shards + 1, 0)
+    assert descriptors() <= 2 * before

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.event import WorkInHand
+from holdfast.recovery.placement import SavePart
 from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import (
     MOST_IDS,
@@ -183,7 +184,7 @@ def _by_agent() -> st.SearchStrategy[Callable[[WorkerStatus], None]]:
             lambda what: lambda status: status.ask(what)
         ),
         st.just(lambda status: setattr(status, "is_halt_asked", True)),
-        st.builds(HaltOrder, number, number, number).map(
+        st.builds(HaltOrder, number, st.builds(SavePart, number, number, number, number)).map(
             lambda order: lambda status: status.order_halted(order)
         ),
         st.tuples(number, st.booleans()).map(

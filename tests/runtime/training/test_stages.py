@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from configs import gives_nothing, journal_of, without_faults, worker_config
+from configs import journal_of, without_faults, worker_config
 from local_communicator import LocalCommunicator
 from rounds_callback_host import RoundsCallbackHost
-from simulation import STEPS, TinyReplica, data
+from simulation import STEPS, SimulatedAgent, TinyReplica, data
 
 from holdfast.recovery.event import WorkerCompleted, WorkerStopped
 from holdfast.recovery.reduction import FloatVector
+from holdfast.recovery.world import OneWorld
 from holdfast.runtime.errors import ExitCode, NoMoreTraining, ProgramError, StopRequested
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.events import Notice
@@ -25,7 +27,6 @@ from holdfast.runtime.system.worker_status import (
     RequestFlag,
     TrainingBegun,
     TrainingFailed,
-    WorkerStatus,
 )
 from holdfast.runtime.training import stages as stages_module
 from holdfast.runtime.training.progress import RepairCount
@@ -51,20 +52,22 @@ class Script:
 
     def __init__(self, run_dir: Path, generation: int = 1) -> None:
         config = worker_config(run_dir=run_dir, generation=generation, microbatches=2)
-        self.page, self._journal = WorkerStatus.create(), journal_of(config)
-        self.told: list[dict[str, object]] = []
-        injector = without_faults(config)
         directory = RunDirectory(run_dir)
         if directory.load_record() is None:  # nothing is saved where the run is not
             directory.create_record(config.record)
+        worlds = OneWorld(generation, config.workers)
+        self._agent = SimulatedAgent(run_dir, config.record.run_id, generation, worlds)
+        self.page, self._journal = self._agent.page(), journal_of(config)
+        self.told: list[dict[str, object]] = []
+        injector = without_faults(config)
         self.context = WorkerContext(
             config,
             LocalCommunicator(),
             self._journal,
             self.page,
             injector,
-            self.told.append,
-            gives_nothing,
+            self._hear,
+            partial(self._agent.answer, ""),
         )
         self.stages = Stages(self.context)
 
@@ -76,7 +79,12 @@ class Script:
 
     def close(self) -> None:
         self._journal.close()
-        self.page.close()
+        self._agent.lose(self.page)
+        self._agent.close()
+
+    def _hear(self, message: dict[str, object]) -> None:
+        self.told.append(message)
+        self._agent.hear("", message)
 
 
 @pytest.fixture

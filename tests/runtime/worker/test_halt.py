@@ -8,6 +8,7 @@ from queue import Queue
 
 import pytest
 
+from holdfast.recovery.placement import SavePart
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.system.worker_status import (
     HaltedSaveEnded,
@@ -59,13 +60,13 @@ def test_halted_worker_saves_what_it_holds_while_its_main_thread_hangs(
     assert told.get(timeout=60) == HELD
     taken = threading.Thread(target=halt.moving.acquire, daemon=True)
     taken.start()
-    page.order_halted(HaltOrder(3, 0, 2))
+    page.order_halted(HaltOrder(3, SavePart(1, 2)))
     assert told.get(timeout=60) == HaltedSaveEnded(WORKER, 3, "ValueError: a variable is gone")
-    page.order_halted(HaltOrder(4, 0, 1))
+    page.order_halted(HaltOrder(4))
     assert told.get(timeout=60) == HaltedSaveEnded(WORKER, 4, "")
     assert taken.is_alive()
     page.order_halted(HaltOrder())
 
     assert told.get(timeout=60) == WorkerLeaving(WORKER)
     assert ended.get(timeout=60) == 0
-    assert holding.orders == [HaltOrder(3, 0, 2), HaltOrder(4, 0, 1)]
+    assert holding.orders == [HaltOrder(3, SavePart(1, 2)), HaltOrder(4)]

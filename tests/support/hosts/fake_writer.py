@@ -1,4 +1,4 @@
-"""Writers whose saves cost nothing, and an agent that starts them instead of processes."""
+"""Writers whose work costs nothing, and an agent that starts them instead of processes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,34 @@ import subprocess
 from typing import Any
 
 import pytest
+from host_saves import LAUNCH
 
-from holdfast.runtime.saving.save_messages import (
-    DiskMoved,
-    PartCopied,
-    PlanSaves,
-    SaveAnswered,
-    SaveCopied,
+from holdfast.checkpoint.shares import HEADER_BYTES
+from holdfast.recovery.saves import (
+    CommitSave,
+    MakeSpace,
+    RemoveSave,
+    SaveCommitted,
+    SaveRemoved,
     SaveTicket,
-    Settle,
-    Settled,
+    ShareWritten,
+    SpaceMade,
+    WriteShare,
+)
+from holdfast.runtime.run.events import Notice
+from holdfast.runtime.run.journal import Records
+from holdfast.runtime.saving.save_memory import SaveMemory
+from holdfast.runtime.saving.save_messages import (
+    AskMemory,
+    DiskMoved,
+    PlanSaves,
     ToWriter,
-    UseMemory,
+    WriterAnswer,
 )
 from holdfast.runtime.saving.writer_link import WriterLink
-from holdfast.runtime.system.channel import FDS, Channel, Message, MessageKinds, to_message
+from holdfast.runtime.system.channel import FDS, Channel, MessageKinds, to_message
 from holdfast.runtime.system.reactor import Reactor
 
-PARTS = 2
 _MESSAGES: MessageKinds[ToWriter] = MessageKinds(ToWriter)
 
 
@@ -35,28 +45,28 @@ class FakeWriter:
     def __init__(self, fd: int) -> None:
         self.channel = Channel.adopt(fd)
         self.pid = 0
-        self.held: dict[int, int] = {}
-        """The step of each complete save."""
-        self.plans: list[bool] = []
-        """Whether it is to look after old steps, by each plan."""
+        self.told: list[ToWriter] = []
 
     def serve(self) -> None:
         """Do what the messages so far ask for."""
         if self.channel.is_closed:
             return
         for line in self.channel.drain():
-            match message := _MESSAGES.decode(line):
-                case SaveCopied(ticket, _, was_durable):
-                    self.held[ticket.attempt] = ticket.step
-                    if was_durable is None:
-                        self.channel.post(to_message(SaveAnswered(ticket, is_durable=True)))
-                case PlanSaves():
-                    self.plans.append(message.has_maintenance)
-                    for fd in line[FDS]:
-                        os.close(fd)
-                case Settle():
-                    step = self.held[max(self.held)] if self.held else None
-                    self.channel.post(to_message(Settled(step)))
+            for fd in line.get(FDS, ()):
+                os.close(fd)
+            self.told.append(message := _MESSAGES.decode(line))
+            match message:
+                case WriteShare(ticket, share):
+                    self._answer(ShareWritten(ticket, share, ()))
+                case CommitSave(ticket):
+                    self._answer(SaveCommitted(ticket))
+                case MakeSpace(ticket):
+                    self._answer(SpaceMade(ticket))
+                case RemoveSave(ticket):
+                    self._answer(SaveRemoved(ticket))
+
+    def _answer(self, answer: WriterAnswer) -> None:
+        self.channel.post(to_message(answer))
 
     def kill(self) -> None:
         """Die, as far as the agent can see it."""
@@ -80,26 +90,25 @@ class AgentOfFakes:
         self.writer: FakeWriter | None = None
         self.is_refused = False
         self.now = 0.0
-        self.answers: list[SaveAnswered] = []
-        self.settled: list[int | None] = []
+        self.answers: list[WriterAnswer] = []
         self.reactor = Reactor()
-        self.link = WriterLink(self.reactor, self._take, clock=lambda: self.now)
-        self.link.use(UseMemory(1, "L"), ())
+        self.memory = SaveMemory(lambda: ())
+        self.link = WriterLink(self.reactor, self._take, self.memory, clock=lambda: self.now)
 
-    def _take(self, told: SaveAnswered | Settled | Message) -> None:
-        if isinstance(told, SaveAnswered):
-            self.answers.append(told)
-        elif isinstance(told, Settled):
-            self.settled.append(told.step)
+    def use(self, layout: str) -> None:
+        """Make the memory of a layout, and tell it."""
+        question = AskMemory(layout, size=HEADER_BYTES, nbytes=1)
+        self.link.use(self.memory.buffers(LAUNCH, question)[0])
 
-    def copied(self, attempt: int, part: int, generation: int = 1) -> None:
-        """Tell that a part of a save was copied."""
-        ticket = SaveTicket(1, generation, 10 * attempt, attempt, PARTS, 0.0, attempt % 2, "L")
-        self.link.copied(PartCopied(ticket, part, ""), ())
+    def plan(self, layout: str, generation: int = LAUNCH) -> None:
+        """Let a worker of this host tell the plan of a world."""
+        message = PlanSaves(generation, layout, "{}", 0, 1)
+        self.memory.plan(LAUNCH, message)
+        self.link.plan(message)
 
-    def plan(self, generation: int) -> None:
-        """Tell the plan of a world."""
-        self.link.plan(PlanSaves(generation), (os.memfd_create("test", os.MFD_CLOEXEC),))
+    def write(self, attempt: int) -> None:
+        """Let the writer write a share of a save."""
+        self.link.work(WriteShare(SaveTicket(LAUNCH, LAUNCH, 10 * attempt, attempt), 0, ""))
 
     def progress(self, nbytes: int) -> None:
         """Let the writer tell how many bytes are being written."""
@@ -116,6 +125,11 @@ class AgentOfFakes:
         """End the writer."""
         self.link.close()
         self.reactor.close()
+        self.memory.close()
+
+    def _take(self, told: WriterAnswer | Notice | Records) -> None:
+        if not isinstance(told, Notice | Records):
+            self.answers.append(told)
 
     def _start(self, command: object, *, pass_fds: list[int], **options: Any) -> FakeWriter:
         if self.is_refused:

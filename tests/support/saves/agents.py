@@ -6,17 +6,19 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from configs import journal_of, without_faults, worker_config
-from host_saves import LAUNCH, RUN, Copied, Workers, plan_of, request_of, state_of
+from host_saves import LAUNCH, RUN, plan_of, request_of, state_of
 from local_communicator import LocalCommunicator
 
-from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.placement import WHOLE_SAVE, SavePart
+from holdfast.recovery.saves import PartHeld, SaveNews
 from holdfast.runtime.saving.agent_saver import AgentSaver, PendingSave
-from holdfast.runtime.saving.save_messages import AskMemory, OfWorker, PartCopied
+from holdfast.runtime.saving.save_memory import Buffers, SaveMemory
+from holdfast.runtime.saving.save_messages import AskMemory, OfWorker, PartCopied, PlanSaves
 from holdfast.runtime.system.channel import FDS, MessageKinds
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker.context import WorkerContext
@@ -25,18 +27,17 @@ _MESSAGES: MessageKinds[OfWorker] = MessageKinds(OfWorker)
 
 
 class Agent:
-    """The agent of one worker: it gives memory of some buffers, and hears the messages."""
+    """The agent of one worker: it gives memory of its host, and hears the messages."""
 
-    def __init__(self, run_dir: Path, memory: Callable[[str], Workers]) -> None:
-        config = worker_config(run_dir=run_dir, run_id=RUN, generation=LAUNCH)
+    def __init__(self, host: Host) -> None:
+        config = worker_config(run_dir=host.run_dir, run_id=RUN, generation=LAUNCH)
         self.page, self._journal = WorkerStatus.create(), journal_of(config)
         self.asked: list[AskMemory] = []
-        self.plans: list[bytes] = []
-        """What came with each plan that it was told."""
-        self.copied: list[Copied] = []
+        self.plans: list[PlanSaves] = []
+        self.copied: list[PartCopied] = []
         self.lacks = 0
         """So many of the next questions and messages meet a lack of descriptors."""
-        self._memory = memory
+        self._host = host
         context = WorkerContext(
             config,
             LocalCommunicator(),
@@ -49,16 +50,17 @@ class Agent:
         self.way = AgentSaver(context)
 
     def save(
-        self, step: int, attempt: int, part: tuple[int, int] = (0, 1), digest: str = "00"
+        self, step: int, attempt: int, part: SavePart = WHOLE_SAVE, digest: str = "00" * 16
     ) -> PendingSave:
-        request = request_of(step, attempt, *part)
-        state: Tensors = state_of(step)
-        save = self.way.begin(request, state)
+        """Copy this worker's part of the state of a step."""
+        state = state_of(step)
+        save = self.way.begin(request_of(step, attempt, part), state)
         save.hand_over(state, digest)
         save.compared()
         return save
 
     def close(self) -> None:
+        """End the worker."""
         self.way.close()
         for thread in self.way._thread._threads:
             thread.join()
@@ -70,20 +72,19 @@ class Agent:
         asked = _MESSAGES.decode(question)
         assert isinstance(asked, AskMemory)
         self.asked.append(asked)
-        memory = self._memory(asked.layout)
-        assert (asked.size, asked.nbytes) == (memory.image_map.size, memory.plan.layout.nbytes)
-        return {FDS: [os.dup(fd) for fd in memory.fds]}
+        return {FDS: [os.dup(fd) for fd in self._host.buffers_for(asked).fds]}
 
     def _hear(self, line: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        assert not fds
         self._meet_the_lack()
-        message = _MESSAGES.decode(json.loads(json.dumps(line)))
-        content = None
-        for fd in fds:
-            content = os.pread(fd, os.fstat(fd).st_size, 0)
-        if isinstance(message, PartCopied):
-            self.copied.append(Copied(message, content))
-        elif content is not None:
-            self.plans.append(content)
+        match message := _MESSAGES.decode(json.loads(json.dumps(line))):
+            case PlanSaves():
+                self.plans.append(message)
+            case PartCopied():
+                self.copied.append(message)
+            case _:
+                assert not isinstance(message, AskMemory)
+        self._host.hear(message)
 
     def _meet_the_lack(self) -> None:
         if self.lacks:
@@ -92,32 +93,60 @@ class Agent:
 
 
 class Host:
-    """The memory that the agent of a host has made, one for each layout."""
+    """The memory that the agent of a host has made, and what it tells the head of saves."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.buffers = 2
+        """How many buffers the host has room for."""
         self.plan = plan_of(run_dir)
-        self.memories: dict[str, Workers] = {}
+        self.memory = SaveMemory(lambda: ())
+        self.told: list[SaveNews] = []
+        self.copied = 0
+        """How many parts lie in memory."""
         self._agents: list[Agent] = []
         self._lock = threading.Lock()
 
     def agent(self) -> Agent:
-        self._agents.append(Agent(self.run_dir, self.memory))
+        """Return the agent of one more worker."""
+        self._agents.append(Agent(self))
         return self._agents[-1]
 
-    def memory(self, layout: str) -> Workers:
+    def buffers_for(self, asked: AskMemory) -> Buffers:
+        """Return the memory of a layout."""
+        most = self.buffers * asked.nbytes
         with self._lock:  # each worker asks in a thread of its own
-            if layout not in self.memories:
-                self.memories[layout] = Workers(self.plan, self.buffers)
-            return self.memories[layout]
+            question = AskMemory(asked.layout, asked.size, asked.nbytes, most)
+            return self.memory.buffers(LAUNCH, question)[0]
+
+    def hear(self, message: OfWorker) -> None:
+        """Tell the head what it wants to know."""
+        match message:
+            case PartCopied():
+                self.copied += 1
+                held = self.memory.take_part(message)
+                if held is not None:
+                    self.told.append(held)
+            case PlanSaves():
+                self.memory.plan(LAUNCH, message)
+            case AskMemory():
+                pass
+            case _:
+                self.told.append(message)
 
     @property
-    def views(self) -> list[memoryview]:
-        return self.memories[self.plan.layout_id].buffers
+    def held(self) -> list[PartHeld]:
+        """The saves of which all parts were copied."""
+        return [told for told in self.told if isinstance(told, PartHeld)]
+
+    def view(self, attempt: int) -> bytes:
+        """Return what is in the memory of a save."""
+        fds = self.memory.kept[-1].fds
+        fd = fds[attempt % len(fds)]
+        return os.pread(fd, os.fstat(fd).st_size, 0)
 
     def close(self) -> None:
+        """End the workers, and give the memory back."""
         for agent in self._agents:
             agent.close()
-        for memory in self.memories.values():
-            memory.close()
+        self.memory.close()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,17 @@ from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import share_of
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.shares import note_part
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
+from holdfast.recovery.placement import WHOLE_SAVE, SavePart
+from holdfast.recovery.saves import CommitSave, PartHeld, SaveTicket, WriteShare
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.saving.committer import HeldSave
+from holdfast.runtime.saving.committer import Committer, PlannedMemory
 from holdfast.runtime.saving.plan import SavePlan, SaveRequest, SaveTerms
-from holdfast.runtime.saving.save_messages import PartCopied, SaveCopied, SaveTicket, UseMemory
-from holdfast.runtime.system.own_process import sealed_memory
+from holdfast.runtime.saving.save_memory import HostBuffers, SaveMemory
+from holdfast.runtime.saving.save_messages import AskMemory, PartCopied, PlanSaves
+from holdfast.runtime.system.codec import encode
 
 RUN = "run"
 LAUNCH = 7
@@ -57,117 +60,110 @@ def begin_run(run_dir: Path, run_id: str = RUN) -> None:
         directory.create_record(RunRecord(run_id, FORMAT, 0.0, microbatches=1, seed=0, threads=1))
 
 
-def request_of(step: int, attempt: int, part: int = 0, parts: int = 1) -> SaveRequest:
+def cursor_of(step: int) -> str:
+    """Return the cursor that the first worker tells with a save."""
+    return encode({"epoch": step}).decode()
+
+
+def request_of(step: int, attempt: int, part: SavePart = WHOLE_SAVE) -> SaveRequest:
     """Return a worker's part in a save of the first world."""
-    ticket = SaveTicket(LAUNCH, LAUNCH, step, attempt, parts, 0.0)
-    return SaveRequest(ticket, part, {"epoch": step})
-
-
-@dataclass(frozen=True)
-class Copied:
-    """What a worker tells when it has copied its part, and the cursor if it is part 0."""
-
-    message: PartCopied
-    content: bytes | None
-
-    def sent(self) -> tuple[PartCopied, tuple[int, ...]]:
-        """Return the message, and memory with the cursor if there is one."""
-        return self.message, () if self.content is None else (memory_of(self.content),)
-
-
-def whole(copied: Sequence[Copied]) -> tuple[SaveCopied, bytes]:
-    """Return what an agent tells its writer once all parts of a save are there, and the cursor."""
-    digests = frozenset(part.message.digest for part in copied)
-    (cursor,) = (part.content for part in copied if part.content is not None)
-    return SaveCopied(copied[0].message.ticket, digests), cursor
-
-
-def memory_of(content: bytes) -> int:
-    """Return the descriptor of memory with this content."""
-    fd = os.memfd_create("holdfast-message", os.MFD_CLOEXEC)
-    os.pwrite(fd, content, 0)
-    return fd
+    ticket = SaveTicket(LAUNCH, LAUNCH, step, attempt, part.hosts)
+    return SaveRequest(ticket, part, {"epoch": step}, began=0.0)
 
 
 class Workers:
-    """All workers of a host, with the memory that their agent has given them."""
+    """All workers of one host, with the memory that their agent has given them."""
 
     def __init__(
         self,
         plan: SavePlan,
         buffers: int = 2,
         launch: int = LAUNCH,
-        state: Callable[[int], Tensors] = state_of,
+        *,
+        share: int = 0,
+        hosts: int = 1,
+        memory: SaveMemory | None = None,
     ) -> None:
         begin_run(plan.config.options.run_dir, plan.config.record.run_id)
         self.plan = plan
         self.launch = launch
-        self._state_of = state
-        self.image_map = plan.image_map()
-        size = self.image_map.size
-        self.fds = [sealed_memory("holdfast-save", size) for _ in range(buffers)]
-        self._maps = [mmap.mmap(fd, 0) for fd in self.fds]
-        self.buffers = [memoryview(found) for found in self._maps]
+        self.share, self.hosts = share, hosts
+        self.image_map = image_map = plan.image_map(share, hosts)
+        self.layout = plan.layout_id(share, hosts)
+        self._own = contextlib.ExitStack()
+        self.agent = memory or self._own.enter_context(contextlib.closing(SaveMemory(lambda: ())))
+        """That of the agent, which may be that of other launches, too."""
+        most = buffers * max(image_map.nbytes, 1)
+        question = AskMemory(self.layout, image_map.size, image_map.nbytes, most)
+        self.given, self.is_new = self.agent.buffers(launch, question)
+        if memory is None:
+            self.agent.plan(launch, self.plan_message())
+        self.buffers = HostBuffers.of_agent(map(os.dup, self.given.fds))
         self._shares: dict[tuple[int, int], ShareImage] = {}
 
-    @property
-    def memory(self) -> UseMemory:
-        """What the agent tells the writer with the descriptors."""
-        return UseMemory(self.launch, self.plan.layout_id)
+    def plan_message(self, generation: int = 0) -> PlanSaves:
+        """Return the plan as the first worker of the host tells it, for a world."""
+        plan = encode(self.plan).decode()
+        return PlanSaves(generation or self.launch, self.layout, plan, self.share, self.hosts)
 
-    def ticket(self, step: int, attempt: int, parts: int = 2, generation: int = 0) -> SaveTicket:
-        """Return the ticket of a save, of the launch's first generation if none is given."""
-        generation = generation or self.launch
-        buffer = attempt % len(self.buffers)
-        layout = self.plan.layout_id
-        return SaveTicket(
-            self.launch, generation, step, attempt, parts, 0.0, buffer=buffer, layout=layout
-        )
+    def ticket(self, step: int, attempt: int, generation: int = 0) -> SaveTicket:
+        """Return the ticket of a save, of the launch's first world if none is given."""
+        return SaveTicket(self.launch, generation or self.launch, step, attempt, self.hosts)
 
-    def copy(self, ticket: SaveTicket, part: int, digest: str = "") -> Copied:
+    def view(self, attempt: int) -> memoryview:
+        """Return the buffer that a save is copied into."""
+        return self.buffers[self.buffers.place_of(attempt)]
+
+    def copy(
+        self, ticket: SaveTicket, part: int = 0, parts: int = 2, digest: str = ""
+    ) -> PartCopied:
         """Copy one part of the state of the ticket's step; return what its worker tells."""
-        share = self._share(part, ticket.parts)
-        memory, state = self.buffers[ticket.buffer], self._state_of(ticket.step)
-        header = self.plan.header(ticket)
-        share.copy(memory, state, header)
-        share.describe(memory, state, header)
-        message = PartCopied(ticket, part, digest or f"{ticket.step:04x}")
-        return Copied(message, b'{"epoch":%d}' % ticket.step if part == 0 else None)
+        share, memory = self.begin_copy(ticket, part, parts), self.view(ticket.attempt)
+        share.describe(memory, state_of(ticket.step), self.plan.header(ticket))
+        note_part(memory, part, parts, ticket.key, digest or f"{ticket.step:032x}")
+        is_first = self.share == part == 0
+        return PartCopied(ticket, self.share, 0.0, cursor_of(ticket.step) if is_first else None)
 
-    def copy_all(self, ticket: SaveTicket, digests: Sequence[str] = ()) -> list[Copied]:
-        """Copy all parts of a save, in order."""
-        told = digests or [""] * ticket.parts
-        return [self.copy(ticket, part, told[part]) for part in range(ticket.parts)]
-
-    def held(self, step: int = STEP, attempt: int = 1) -> HeldSave:
-        """Copy a save, and return it as the process that commits holds it."""
-        ticket = self.ticket(step, attempt)
-        copied, _ = whole(self.copy_all(ticket))
-        memory = self.buffers[ticket.buffer]
-        return HeldSave.of(self.plan, self.image_map, copied, {"epoch": step}, memory)
-
-    def flip_a_bit(self, attempt: int, shard: int = 0, offset: int = 5000) -> None:
-        """Change one bit of a shard's image."""
-        self.buffers[attempt % len(self.buffers)][self.image_map.bases[shard] + offset] ^= 16
-
-    def flip_a_record(self, attempt: int, shard: int = 0, offset: int = 3) -> None:
-        """Change one bit of a shard's records."""
-        self.buffers[attempt % len(self.buffers)][self.image_map.records[shard] + offset] ^= 16
-
-    def close(self) -> None:
-        """Give the memory back."""
-        for view, found in zip(self.buffers, self._maps, strict=True):
-            view.release()
-            with contextlib.suppress(BufferError):  # a save that a test holds still looks at it
-                found.close()
-        for fd in self.fds:
-            os.close(fd)
-
-    def _share(self, part: int, parts: int) -> ShareImage:
+    def begin_copy(self, ticket: SaveTicket, part: int, parts: int = 2) -> ShareImage:
+        """Copy the bytes of a part, as a worker that dies before it says so."""
         if (part, parts) not in self._shares:
             share = share_of(self.image_map, part, parts)
             self._shares[part, parts] = ShareImage(self.image_map, share, RUN)
-        return self._shares[part, parts]
+        found = self._shares[part, parts]
+        found.copy(self.view(ticket.attempt), state_of(ticket.step), self.plan.header(ticket))
+        return found
+
+    def hold(self, ticket: SaveTicket, parts: int = 2, digests: Sequence[str] = ()) -> PartHeld:
+        """Copy all parts of a save, in order; return what the agent tells."""
+        told = digests or [""] * parts
+        copied = [self.copy(ticket, part, parts, told[part]) for part in range(parts)]
+        (held,) = filter(None, map(self.agent.take_part, copied))
+        return held
+
+    def flip_a_bit(self, attempt: int, shard: int = 0, offset: int = 5000) -> None:
+        """Change one bit of a shard's image."""
+        self.view(attempt)[self.image_map.bases[shard] + offset] ^= 16
+
+    def flip_a_record(self, attempt: int, shard: int = 0, offset: int = 3) -> None:
+        """Change one bit of a shard's records."""
+        self.view(attempt)[self.image_map.records[shard] + offset] ^= 16
+
+    def close(self) -> None:
+        """Give the memory back."""
+        with contextlib.suppress(BufferError):  # the traceback of a failure still looks at it
+            self.buffers.close()
+        self._own.close()
+
+
+def commit(committer: Committer, workers: Workers, ticket: SaveTicket) -> None:
+    """Commit a save that is in the memory of a host which saves alone.
+
+    Raises ``CheckpointError`` or ``OSError``.
+    """
+    found = PlannedMemory(workers.plan, workers.image_map)
+    records = committer.write(WriteShare(ticket, 0, ""), found, workers.view(ticket.attempt))
+    work = CommitSave(ticket, (records,), cursor_of(ticket.step), time.monotonic())
+    committer.commit(work, workers.plan)
 
 
 def saved_steps(run_dir: Path) -> tuple[int, ...]:

@@ -1,111 +1,79 @@
-"""The host's writer in a thread, and the agent's end of its connection."""
+"""Writers of hosts in threads, and a head that lets them do what follows of each copy."""
 
 from __future__ import annotations
 
-import os
+import itertools
 import threading
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from host_saves import LAUNCH, Copied, Workers, whole
+from host_saves import LAUNCH, Workers
 
 from holdfast.checkpoint.filesystem import FileSystem
+from holdfast.recovery.saves import (
+    PartHeld,
+    SaveAnswered,
+    SaveCoordinator,
+    SaveNews,
+    SaveOrder,
+    Settled,
+    WriteShare,
+)
 from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.journal import Record, Records
 from holdfast.runtime.saving.plan import SavePlan
+from holdfast.runtime.saving.save_memory import Buffers
 from holdfast.runtime.saving.save_messages import (
     DiskMoved,
     OfWriter,
     PlanSaves,
-    SaveAnswered,
-    SaveCopied,
-    Settle,
-    Settled,
+    WriterAnswer,
+    WriterWork,
 )
 from holdfast.runtime.saving.writer import HostWriter
-from holdfast.runtime.system.channel import Channel, Message, MessageKinds, pair, to_message
-from holdfast.runtime.system.codec import encode
+from holdfast.runtime.system.channel import Channel, MessageKinds, pair, to_message
 
 _ANSWERS: MessageKinds[OfWriter] = MessageKinds(OfWriter)
-PING, PONG = {"kind": "ping"}, {"kind": "pong"}
-
-
-class Answering:
-    """A writer's end of its connection, at which a ping is answered in its turn."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._channel, name)
-
-    def receive(self) -> Message | None:
-        while (message := self._channel.receive()) == PING:
-            self._channel.send(PONG)
-        return message
 
 
 class RunningWriter:
     """Tells a writer what an agent tells it, and hears the answers."""
 
-    def __init__(self, files: FileSystem | None = None) -> None:
+    def __init__(self, files: FileSystem | None = None, *, commits: bool = True) -> None:
         self.channel, theirs = pair()
         self.notices: list[str] = []
         self.being_written: list[int] = []
         """What the writer has told of its disk."""
         self._records: list[Record] = []
-        self._answers: deque[OfWriter | Message] = deque()
-        self._thread = threading.Thread(target=_run, args=(theirs, files), name="writer")
+        self._answers: deque[WriterAnswer] = deque()
+        self._thread = threading.Thread(target=_run, args=(theirs, files, commits), name="writer")
         self._thread.start()
 
-    def use(self, workers: Workers) -> None:
+    def use(self, given: Workers | Buffers) -> None:
         """Tell the memory of workers and their plan."""
-        self.channel.send(to_message(workers.memory), workers.fds)
-        self.plan(workers.plan)
+        buffers = given.given if isinstance(given, Workers) else given
+        self.channel.send(to_message(buffers.memory), buffers.fds)
+        if buffers.plan is not None:
+            self.plan(buffers.plan)
 
-    def plan(self, plan: SavePlan, generation: int = LAUNCH, **fields: bool) -> None:
-        """Tell a plan, in the world of a generation."""
-        self._send(PlanSaves(generation, **fields), encode(plan))
+    def plan(self, message: PlanSaves) -> None:
+        """Tell a plan."""
+        self.channel.send(to_message(message))
 
-    def tell(self, *copied: Copied) -> None:
-        """Tell that all parts of a save were copied."""
-        self._send(*whole(copied))
-
-    def save(self, workers: Workers, step: int, attempt: int, generation: int = 0) -> SaveAnswered:
-        """Save the state of a step; return the answer."""
-        self.tell(*workers.copy_all(workers.ticket(step, attempt, generation=generation)))
-        return self.answer()
-
-    def rest(self) -> None:
-        """Wait until the writer has done all that it was told, and has given no answer."""
-        self.channel.send(PING)
-        assert self._next() == PONG
-
-    def settle(self) -> int | None:
-        """Return the step that is durable when all workers have died."""
-        self.channel.send(to_message(Settle(is_urgent=False)))
-        answer = self._next()
-        assert isinstance(answer, Settled), f"{answer} was not asked for"
-        return answer.step
-
-    def answer(self) -> SaveAnswered:
-        """Return the next answer to a save."""
-        answer = self._next()
-        assert isinstance(answer, SaveAnswered), f"{answer} was not asked for"
-        return answer
-
-    def _next(self) -> OfWriter | Message:
+    def do(self, work: WriterWork) -> WriterAnswer:
+        """Let it do a piece of work, and return the answer."""
+        self.channel.send(to_message(work))
         while not self._answers:
             message = self.channel.receive()
             assert message is not None, "the writer has ended"
-            self._take(message)
+            self._take(_ANSWERS.decode(message))
         return self._answers.popleft()
 
     def recorded(self, *events: str) -> list[Record]:
         """Return the records of some events that the writer has sent for the journal so far."""
         for message in self.channel.drain():
-            self._take(message)
+            self._take(_ANSWERS.decode(message))
         return [record for record in self._records if record["event"] in events]
 
     def close(self) -> None:
@@ -113,24 +81,100 @@ class RunningWriter:
         self.channel.close()
         self._thread.join()
 
-    def _take(self, message: Message) -> None:
-        match answer := _ANSWERS.decode(message) if message in _ANSWERS else message:
+    def _take(self, message: OfWriter) -> None:
+        match message:
             case Notice(text):
                 self.notices.append(text)
             case Records():
-                self._records += records_in(answer)
+                self._records += records_in(message)
             case DiskMoved(nbytes):
                 self.being_written.append(nbytes)
             case _:
-                self._answers.append(answer)
+                self._answers.append(message)
 
-    def _send(self, message: PlanSaves | SaveCopied, content: bytes) -> None:
-        fd = os.memfd_create("holdfast-test")
-        try:
-            os.write(fd, content)
-            self.channel.send(to_message(message), [fd])
-        finally:
-            os.close(fd)
+
+class Head:
+    """The saves of a launch; all that is to be done is done at once, by the writers of hosts."""
+
+    def __init__(self, *writers: RunningWriter, launch: int = LAUNCH) -> None:
+        self.writers = list(writers)
+        """By the number of the host."""
+        self.answers: list[SaveAnswered] = []
+        self._saves = SaveCoordinator(launch)
+        self._settled: list[int | None] = []
+
+    def hear(self, news: SaveNews) -> None:
+        """Hear what a host tells; the number of a host is its name."""
+        if isinstance(news, PartHeld):
+            news = replace(news, host=str(news.share))
+        self._carry_out(self._saves.take(news))
+
+    def begin_world(self, generation: int) -> None:
+        """Hear that another world saves."""
+        self._carry_out(self._saves.begin_world(generation))
+
+    def lose(self, host: int) -> None:
+        """Lose a host."""
+        self._carry_out(self._saves.lose_host(str(host)))
+
+    def settle(self) -> int | None:
+        """Return the step that is durable when all workers have died."""
+        self._carry_out(self._saves.settle())
+        return self._settled.pop()
+
+    def save(self, hosts: Workers | Sequence[Workers], step: int, attempt: int) -> SaveAnswered:
+        """Save the state of a step; return the answer."""
+        for workers in [hosts] if isinstance(hosts, Workers) else hosts:
+            self.hear(workers.hold(workers.ticket(step, attempt)))
+        return self.answers[-1]
+
+    def _carry_out(self, orders: Iterable[SaveOrder]) -> None:
+        left = deque(orders)
+        while left:
+            match order := left.popleft():
+                case SaveAnswered():
+                    self.answers.append(order)
+                case Settled(step):
+                    self._settled.append(step)
+                case WriteShare():
+                    answer = self.writers[int(order.host)].do(order)
+                    left.extend(self._saves.take(answer))
+                case _:
+                    left.extend(self._saves.take(self.writers[0].do(order)))
+
+
+class SavingHosts:
+    """Hosts that save together, each with its writer; the first one commits."""
+
+    def __init__(
+        self,
+        plan: SavePlan,
+        count: int,
+        files: Sequence[FileSystem | None] = (None,),
+        *,
+        has_care: bool = True,
+    ) -> None:
+        """Make ``count`` hosts; their writers use these ``files`` in turn.
+
+        The first one looks after old steps, if it ``has_care``.
+        """
+        self.workers = [Workers(plan, share=share, hosts=count) for share in range(count)]
+        self.writers = []
+        for workers, found in zip(self.workers, itertools.cycle(files)):
+            self.writers.append(RunningWriter(found, commits=has_care and workers.share == 0))
+            self.writers[-1].use(workers)
+        self.head = Head(*self.writers)
+
+    def save(self, step: int, attempt: int) -> SaveAnswered:
+        """Save the state of a step; return the answer."""
+        return self.head.save(self.workers, step, attempt)
+
+    def close(self) -> None:
+        """End the writers, and give the memory back."""
+        for writer in self.writers:
+            writer.close()
+        for workers in self.workers:
+            workers.close()
 
 
 @dataclass
@@ -140,9 +184,9 @@ class Disk:
     is_full: bool = False
 
 
-def _run(channel: Channel, files: FileSystem | None) -> None:
+def _run(channel: Channel, files: FileSystem | None, commits: bool) -> None:  # noqa: FBT001
     try:
-        HostWriter(Answering(channel), files).run()
+        HostWriter(channel, commits=commits, files=files).run()
     finally:
         channel.close()
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import mmap
 import os
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -25,11 +24,27 @@ from configs import journal_of, worker_config
 from fake_communicator import FakeCommunicator, run_world
 from host_saves import begin_run
 
-from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.errors import CheckpointError, SnapshotDamaged
+from holdfast.checkpoint.shares import digests_of
 from holdfast.checkpoint.tensor import Tensors, state_sha256
 from holdfast.recovery.event import Event, WorkInHand
 from holdfast.recovery.fault import Fault, FaultKind, index_faults
 from holdfast.recovery.reduction import FloatVector
+from holdfast.recovery.saves import (
+    CommitSave,
+    MakeSpace,
+    RemoveSave,
+    SaveAnswered,
+    SaveCommitted,
+    SaveCoordinator,
+    SaveNews,
+    SaveOrder,
+    SaveRemoved,
+    ShareWritten,
+    SpaceMade,
+    WorkFailed,
+    WriteShare,
+)
 from holdfast.recovery.world import OneWorld, WorkerId
 from holdfast.runtime.data.feed import Feed, Pipelines
 from holdfast.runtime.data.samples import ArrayData
@@ -39,22 +54,18 @@ from holdfast.runtime.run.checkpoint_events import CheckpointFailed
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.saving.committer import Committer, HeldSave
+from holdfast.runtime.saving.committer import Committer, PlannedMemory
 from holdfast.runtime.saving.plan import SavePlan
-from holdfast.runtime.saving.save_memory import BUFFERS
+from holdfast.runtime.saving.save_memory import HostBuffers, SaveMemory
 from holdfast.runtime.saving.save_messages import (
     AskMemory,
     OfWorker,
     PartCopied,
     PlanSaves,
-    SaveCopied,
-    SaveTicket,
-    UseMemory,
+    WriterWork,
 )
-from holdfast.runtime.saving.writer_link import WriterReplay
 from holdfast.runtime.system.channel import FDS, MessageKinds
 from holdfast.runtime.system.codec import decode
-from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.worker_status import RequestFlag, SurvivorsMet, WorkerStatus
 from holdfast.runtime.training.callback_host import CallbackHost
 from holdfast.runtime.training.job_state import TrainingState
@@ -278,8 +289,41 @@ class LazyExecutor:
             future.done()
 
 
+class SimulatedHost:
+    """What one host has of the saves: the memory of its workers, and where all lies there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.memory = SaveMemory(lambda: ())
+        self._planned: dict[str, tuple[PlannedMemory, HostBuffers]] = {}
+
+    def plan(self, plan: SavePlan, launch: int, message: PlanSaves) -> None:
+        """Take the plan of the saves in a memory."""
+        self.memory.plan(launch, message)
+        if message.layout in self._planned:
+            self._planned[message.layout][1].close()
+        question = AskMemory(message.layout, 0, 0)  # its worker has asked before
+        fds = self.memory.buffers(launch, question)[0].fds
+        planned = PlannedMemory(plan, plan.image_map(message.share, message.hosts))
+        self._planned[message.layout] = planned, HostBuffers.of_agent(map(os.dup, fds))
+
+    def write(self, work: WriteShare, committer: Committer) -> ShareWritten:
+        """Write a share, as the host's writer does."""
+        for planned, buffers in self._planned.values():
+            view = buffers[buffers.place_of(work.ticket.attempt)]
+            if digests_of(view, work.ticket.key) is not None:
+                return ShareWritten(work.ticket, work.share, committer.write(work, planned, view))
+        raise SnapshotDamaged(f"step {work.ticket.step} is in no memory")
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for _, buffers in self._planned.values():
+            buffers.close()
+        self.memory.close()
+
+
 class SimulatedAgent:
-    """The agent of all workers of a launch, with a committer that is as slow as the dice say."""
+    """The agents of all hosts, their head, and writers that are as slow as the dice say."""
 
     def __init__(self, run_dir: Path, run_id: str, launch: int, worlds: OneWorld) -> None:
         self._journal = Journal(RunDirectory(run_dir).journal_path, run_id=run_id, source="agent")
@@ -287,10 +331,9 @@ class SimulatedAgent:
         self._lock = threading.RLock()
         self._writer = LazyExecutor()
         self._pages: list[WorkerStatus] = []
-        self._memories: dict[object, list[int]] = {}
-        self._plan: SavePlan | None = None
+        self._hosts: dict[str, SimulatedHost] = {}
         self._committer: Committer | None = None
-        self._told = WriterReplay()
+        self._head = SaveCoordinator(launch)
 
     def page(self) -> WorkerStatus:
         """Return the status of one more worker."""
@@ -302,7 +345,7 @@ class SimulatedAgent:
         self._pages.remove(page)
         page.close()
 
-    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, host: str, question: dict[str, Any]) -> dict[str, Any]:
         """Give memory for saves, and name worlds as a head does that hears of each death."""
         if question["kind"] == SurvivorsMet.__name__:
             workers = question["workers"]
@@ -315,27 +358,29 @@ class SimulatedAgent:
         asked = _OF_SAVES.decode(question)
         assert isinstance(asked, AskMemory)
         with self._lock:
-            if asked.layout not in self._memories:
-                self._told.memory(UseMemory(self._launch, asked.layout), ())
-                made = [sealed_memory("holdfast-save", asked.size) for _ in range(BUFFERS)]
-                self._memories[asked.layout] = made
-            return {FDS: [os.dup(fd) for fd in self._memories[asked.layout]]}
+            made, _ = self._host(host).memory.buffers(self._launch, asked)
+            return {FDS: [os.dup(fd) for fd in made.fds]}
 
-    def hear(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        """Take a plan, or the part of a worker; begin to commit a save that is complete."""
+    def hear(self, host: str, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Take a plan, or the part of a worker; begin to write what is complete."""
         if message not in _OF_SAVES:
             return
         with self._lock:
             match told := _OF_SAVES.decode(message):
                 case PlanSaves(generation):
-                    self._take_plan(decode(SavePlan, _contents(*fds)), generation)
+                    plan = decode(SavePlan, told.plan.encode())
+                    self._carry_out(self._head.begin_world(generation))
+                    self._take_plan(plan)
+                    self._host(host).plan(plan, self._launch, told)
                 case PartCopied():
-                    self._take_part(told, fds)
+                    held = self._host(host).memory.take_part(told)
+                    if held is not None:
+                        self._carry_out(self._head.take(replace(held, host=host)))
 
     def poll(self, generation: int) -> None:
         """Go on with the saves, which a worker of this world waits for."""
         with self._lock:
-            self._end_world_before(generation)
+            self._carry_out(self._head.begin_world(generation))
             self._writer.ask()
 
     def record(self, event: Event) -> None:
@@ -352,56 +397,51 @@ class SimulatedAgent:
         """Leave undone what is not committed, as an agent that is killed."""
         if self._committer is not None:
             self._committer.close(0.0)
-        self._told.close()
         self._journal.close()
-        for fd in itertools.chain.from_iterable(self._memories.values()):
-            os.close(fd)
+        for host in self._hosts.values():
+            host.close()
 
-    def _take_plan(self, plan: SavePlan, generation: int) -> None:
-        self._end_world_before(generation)
-        if plan != self._plan:
+    def _host(self, name: str) -> SimulatedHost:
+        return self._hosts.setdefault(name, SimulatedHost(name))
+
+    def _take_plan(self, plan: SavePlan) -> None:
+        if self._committer is None or plan != self._committer.plan:
             if self._committer is not None:
                 self._committer.close(0.0)
-            self._plan, self._committer = plan, Committer(plan, self)
+            self._committer = Committer(plan, self)
 
-    def _take_part(self, message: PartCopied, fds: Sequence[int]) -> None:
-        coming, ticket = self._told.coming, message.ticket
-        if coming is not None and coming.ticket.age < ticket.age:
-            self._give_up()
-        save = self._told.part(message, tuple(map(os.dup, fds)))
-        if save is not None:
-            copied = SaveCopied(ticket, frozenset(save.digests.values()))
-            self._writer.submit(self._commit, copied, json.loads(_contents(*save.fds)))
+    def _carry_out(self, orders: Sequence[SaveOrder]) -> None:
+        for order in orders:
+            match order:
+                case SaveAnswered(ticket, is_durable, reason, is_expected):
+                    if not (is_durable or is_expected):
+                        self.record(CheckpointFailed(ticket.step, reason))
+                    for page in self._pages:
+                        page.answer_save(ticket.attempt, is_durable=is_durable)
+                case WriteShare() | CommitSave() | MakeSpace() | RemoveSave():
+                    self._writer.submit(self._work, order)
 
-    def _end_world_before(self, generation: int) -> None:
-        coming = self._told.coming
-        if coming is not None and coming.ticket.generation < generation:
-            self._give_up()
-
-    def _give_up(self) -> None:
-        coming = self._told.drop_coming()
-        if coming is not None:
-            self._tell(coming.ticket, is_durable=False)
-
-    def _commit(self, copied: SaveCopied, cursor: Any) -> None:
-        ticket, committer = copied.ticket, self._committer
+    def _work(self, work: WriterWork) -> None:
+        committer, share = self._committer, None
         assert committer is not None
-        memory = memoryview(mmap.mmap(self._memories[ticket.layout][ticket.buffer], 0))
+        news: SaveNews
         try:
-            save = HeldSave.of(committer.plan, committer.image_map, copied, cursor, memory)
-            committer.commit(save)
-            self._tell(ticket, is_durable=True)
+            match work:
+                case WriteShare():
+                    share = work.share
+                    news = self._host(work.host).write(work, committer)
+                case CommitSave():
+                    committer.commit(work, committer.plan)
+                    news = SaveCommitted(work.ticket)
+                case MakeSpace():
+                    committer.make_space(work.ticket)
+                    news = SpaceMade(work.ticket)
+                case RemoveSave():
+                    committer.remove(work.ticket)
+                    news = SaveRemoved(work.ticket)
         except (CheckpointError, OSError) as error:
-            self.record(CheckpointFailed(ticket.step, str(error)))
-            self._tell(ticket, is_durable=False)
-
-    def _tell(self, ticket: SaveTicket, *, is_durable: bool) -> None:
-        for page in self._pages:
-            page.answer_save(ticket.attempt, is_durable=is_durable)
-
-
-def _contents(fd: int) -> bytes:
-    return os.pread(fd, os.fstat(fd).st_size, 0)
+            news = WorkFailed(work.ticket, share, str(error))
+        self._carry_out(self._head.take(news))
 
 
 class _AnsweredStatus(WorkerStatus):
@@ -536,9 +576,9 @@ class SimulatedJob:
             announce=lambda visit, kind: None,
             strike=lambda kind: communicator.die(),
         )
-        context = WorkerContext(
-            config, communicator, journal, page, injector, agent.hear, agent.answer
-        )
+        host = config.host_of.get(config.worker, "")
+        hear, answer = partial(agent.hear, host), partial(agent.answer, host)
+        context = WorkerContext(config, communicator, journal, page, injector, hear, answer)
         training, validation = self._supply()
         request = TrainingRequest(
             training, validation, BATCH, EPOCHS, terms.save_every, keep=2, keep_best=terms.keep_best
