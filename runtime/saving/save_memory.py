@@ -14,7 +14,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from holdfast.checkpoint.shares import HEADER_BYTES, SaveKey, digests_of
+from holdfast.checkpoint.shares import HEADER_BYTES, digests_of
 from holdfast.recovery.saves import PartHeld, SaveTicket
 from holdfast.runtime.run.progress import memory as memory_words
 from holdfast.runtime.saving.save_messages import AskMemory, PartCopied, PlanSaves, UseMemory
@@ -44,26 +44,21 @@ class Buffers:
         self.lack = ""
         """Why there are not two."""
         self.plan: PlanSaves | None = None
-        self._headers: list[mmap.mmap] = []
+        self.headers: list[mmap.mmap] = []
 
     def add(self, size: int) -> None:
         """Make one more buffer; raises ``OSError`` if no descriptor is left."""
         fd = sealed_memory("holdfast-save", size)
         try:
-            self._headers.append(mmap.mmap(fd, HEADER_BYTES, prot=mmap.PROT_READ))
+            self.headers.append(mmap.mmap(fd, HEADER_BYTES, prot=mmap.PROT_READ))
         except OSError:
             os.close(fd)
             raise
         self.fds += (fd,)
 
-    def digests_of(self, save: SaveKey) -> frozenset[str] | None:
-        """Return the digests of the states that a save here is of; None if parts of it lack."""
-        found = (digests_of(memoryview(header), save) for header in self._headers)
-        return next((digests for digests in found if digests is not None), None)
-
     def close(self) -> None:
         """Close the descriptors; processes that have mapped the memory keep it."""
-        for fd, header in zip(self.fds, self._headers, strict=True):
+        for fd, header in zip(self.fds, self.headers, strict=True):
             os.close(fd)
             header.close()
 
@@ -113,9 +108,9 @@ class SaveMemory:
         if self._cursor is not None and self._cursor.ticket == ticket:
             cursor = self._cursor.cursor
         is_known = cursor is not None or copied.share != 0
-        planned = [buffers for buffers in self.kept if buffers.plan is not None]
-        found = (buffers.digests_of(ticket.key) for buffers in planned)
-        digests = next((states for states in found if states is not None), None)
+        headers = (header for found in self.kept if found.plan for header in found.headers)
+        states = (digests_of(memoryview(header), ticket.key) for header in headers)
+        digests = next((found for found in states if found is not None), None)
         if digests is None or not is_known or ticket == self._held:
             return None
         self._held = ticket
