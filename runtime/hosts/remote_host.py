@@ -231,7 +231,7 @@ class RemoteHost:
         for pipe in (self._shell.stdin, self._shell.stdout, self._shell.stderr):
             pipe.close()
         self._is_greeted = self._is_ready = self._has_no_shell = False
-        self.is_lost = False
+        self.is_lost = self._is_loss_told = False
         self._why_dismissed = ""
         reactor.watch_channel(self._channel, self._take, self._on_end)
         if start.question is None:
@@ -406,6 +406,8 @@ class RemoteHost:
         if isinstance(found, TracePiece):
             found = dataclasses.replace(found, offset_s=self._ahead_s)
         self._on_message(self, found)
+        if self._why_dismissed and not self._mirrors:  # the job may end before the agent does
+            self._tell_loss(self._why_dismissed)
 
     def _ping(self) -> None:
         self._pings = self._pings.pinged()
@@ -436,7 +438,12 @@ class RemoteHost:
         self._mirrors.clear()
         with contextlib.suppress(ProcessLookupError):  # one whose link is dead waits for minutes
             os.killpg(self._shell.pid, signal.SIGTERM)
-        self._on_lost(self, self._why_dismissed or why)
+        self._tell_loss(self._why_dismissed or why)
+
+    def _tell_loss(self, why: str) -> None:
+        if not self._is_loss_told:
+            self._is_loss_told = True
+            self._on_lost(self, why)
 
     @property
     def has_ended(self) -> bool:

@@ -30,7 +30,8 @@ from holdfast.runtime.host.host_messages import (
     MakeWorkers,
     Up,
 )
-from holdfast.runtime.hosts.remote_host import python_there
+from holdfast.runtime.host.output import OutputForwarder, Streams
+from holdfast.runtime.hosts.remote_host import HostStart, RemoteHost, python_there
 from holdfast.runtime.hosts.wire import ANSWER, FROM_HOST, Greeting, HostFacts, Question, versions
 from holdfast.runtime.system.channel import LineChannel, Message, to_message
 from holdfast.runtime.system.processes import (
@@ -39,6 +40,7 @@ from holdfast.runtime.system.processes import (
     marked_processes,
     name_of,
 )
+from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound
 from holdfast.runtime.system.worker_status import WorkerStatus, lease_clock_s
 
@@ -233,6 +235,31 @@ def test_host_sends_the_end_of_its_output_before_it_ends(start: Callable[..., Fa
     assert len(lines) - 1 + int(gap.split()[1]) == 20_000
     assert lines[-1] == "1" * 79
     assert far.process.returncode == 0
+
+
+@pytest.mark.timeout(120)
+def test_loss_of_a_host_that_is_left_out_is_told_with_the_end_of_its_workers(
+    tmp_path: Path,
+) -> None:
+    """Its agent still sends output then; the job may end before it."""
+    last = json.dumps(to_message(WorkerExited(0, "told", generation=1)))
+    program = f"read greeting; read make; read end; echo '{last}'; read end_of_job"
+    lost: list[str] = []
+    reactor, output = Reactor(), OutputForwarder(Streams().put, verbose=False)
+    start = HostStart(["sh", "-c", program], Greeting("b", {}, "/", 60.0, (), "none:none"))
+    host = RemoteHost(
+        reactor, output, start, lambda *_: lost.append("worker"), lambda _, why: lost.append(why)
+    )
+    host.post(MakeWorkers(1, (0,)))
+
+    host.dismiss("it does not reach c")
+    while len(lost) < 2:
+        reactor.run_once(1.0)
+    host.close(_WITHIN_S)
+
+    assert lost == ["worker", "it does not reach c"]
+    output.close(1.0)
+    reactor.close()
 
 
 def test_host_ends_with_its_connection(start: Callable[..., Far]) -> None:
