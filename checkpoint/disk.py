@@ -179,6 +179,13 @@ class Disk:
             with contextlib.suppress(OSError):
                 self._files.close(handle)
 
+    def content(self, path: Path) -> bytes:
+        """Return the content of a regular file."""
+        with self.reading(path) as file:
+            found = bytearray(file.size())
+            file.read_into(memoryview(found), 0)
+        return bytes(found)
+
     def size_of_tree(self, path: Path) -> int:
         """Return the bytes of the files in a directory, of those whose size can be told."""
         total = 0

@@ -70,6 +70,11 @@ class Retention:
     forever: frozenset[int] = frozenset()
 
     @property
+    def has_best(self) -> bool:
+        """Whether metrics decide on what stays."""
+        return any(wanted.best is not None for wanted in self.wanted)
+
+    @property
     def fewest_sound(self) -> int:
         """How many of the newest sound steps stay."""
         return max(self.newest, FEWEST_KEPT)
@@ -84,6 +89,16 @@ class KnownStep:
 
     step: int
     metrics: Mapping[str, float] | None = field(default_factory=dict)
+
+
+def known_step(store: CheckpointStore, step: int, run_id: str | None) -> KnownStep:
+    """Return a step of a store with its metrics; those of another run do not count."""
+    try:
+        manifest = store.scan(step).manifest_alone()
+    except CheckpointError:
+        return KnownStep(step, None)
+    found = EpochMetrics.of(manifest.cursor) if run_id in (None, manifest.run_id) else None
+    return KnownStep(step, found.values if found and found.step == step else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +283,7 @@ class Pruner:
 
         A step that does not verify is left out, and the plan is made again.
         """
-        has_best = any(wanted.best is not None for wanted in retention.wanted)
-        steps = [self._know(s) if has_best else KnownStep(s) for s in self._store.steps()]
+        steps = [self._know(s) if retention.has_best else KnownStep(s) for s in self._store.steps()]
         unsound = {known.step for known in steps} & self.marks.damaged
         while True:
             plan = prune_plan(steps, retention, unsound)
@@ -286,14 +300,10 @@ class Pruner:
     def _know(self, step: int) -> KnownStep:
         """Return a step with its metrics; a manifest is read once."""
         if step not in self._known:
-            try:
-                manifest = self._store.scan(step).manifest_alone()
-            except CheckpointError:
-                return KnownStep(step, None)
-            is_own = self._run_id in (None, manifest.run_id)
-            found = EpochMetrics.of(manifest.cursor) if is_own else None
-            metrics = found.values if found and found.step == step else {}
-            self._known[step] = KnownStep(step, metrics)
+            known = known_step(self._store, step, self._run_id)
+            if known.metrics is None:
+                return known
+            self._known[step] = known
         return self._known[step]
 
     def _next_to_read(self, plan: PrunePlan, unsound: Set[int], count: int) -> int | None:

@@ -57,7 +57,7 @@ class CheckpointStore:
     """
 
     def __init__(self, run_dir: Path, filesystem: FileSystem | None = None) -> None:
-        self._run_dir = Path(run_dir)
+        self._run_dir = run_dir
         self.directory = self._run_dir / STORE_NAME
         self.disk = Disk(filesystem if filesystem is not None else FileSystem(self._run_dir))
         """The file system of the store; ``disk.new_downgrades`` tells the guarantees it lacks."""

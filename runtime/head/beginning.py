@@ -35,6 +35,8 @@ def tell_beginning(setup: JobSetup, teller: Teller, batch: str) -> None:
     if setup.lost_step is not None:
         teller.tell(Warned(_lost(setup.lost_step, setup)))
     setup.journal.record(setup.started)
+    for text in setup.copies_told:
+        teller.tell(Warned(text))
     if batch:
         teller.tell(Incarnation(batch))
 

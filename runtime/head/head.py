@@ -56,12 +56,15 @@ from holdfast.runtime.head.visits import (
 )
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
 from holdfast.runtime.host.host_messages import News
+from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.entries import Entry
 from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.journal import Records
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.run.worker_logs import LogText
+from holdfast.runtime.saving.copier_link import CopierLink
+from holdfast.runtime.saving.save_messages import PlanSaves
 from holdfast.runtime.system.channel import FDS, Channel, Message, MessageKinds, to_message
 from holdfast.runtime.system.codec import from_plain, to_plain
 from holdfast.runtime.system.processes import (
@@ -143,6 +146,7 @@ class Head:
                     job.hosts.poll(now)
                 job.decider.poll(now, is_idle=is_idle, is_held=self._held is not None)
                 job.progress.show(self._agent.launch.progress)
+                job.copier.poll(now)
                 self._show_metrics(job, now)
             if self._held is not None and not self._waits_for_hosts(job):
                 held, self._held = self._held, None
@@ -151,7 +155,7 @@ class Head:
         end = job.decider.end
         if end is None or (self._client is not None and is_stopped(self._client.pid)):
             return None  # a client that is stopped has the lease: the next one takes its place
-        return end.exit_code
+        return end.exit_code if job.copier.has_ended(now) else None
 
     def _show_metrics(self, job: _RunningJob, now: float) -> None:
         if job.job.config.options.metrics_file and now - self._shown_at >= _METRICS_EVERY_S:
@@ -204,6 +208,8 @@ class Head:
         """Act on signals of this process or of the client, which may be of the same request."""
         if self._job is not None:
             with self._job.errors_told():
+                if self._job.decider.end is not None:
+                    self._job.copier.give_up()
                 self._job.decider.take_signals(numbers)
 
     def close(self) -> None:
@@ -236,6 +242,7 @@ class Head:
         if self._client is not None:
             self._tell_end(self._client.channel)
         with job.errors_told():
+            job.copier.give_up()
             job.progress.end()
             job.console.lost_output()
         if not job.run.is_connected:  # the end of the job would be lost
@@ -295,7 +302,8 @@ class Head:
         hosts = JobHosts(job, self._agent, is_taken_over=after is not None)
         decider = Decider(job, run, console, self._agent.obey, hosts.place)
         saves = SaveRequests(decider.save)
-        self._job = _RunningJob(job, run, progress, console, decider, hosts, saves)
+        copier = CopierLink(self._reactor, job.config, console.show)
+        self._job = _RunningJob(job, run, progress, console, decider, hosts, saves, copier)
         run.serve(self._job.on_record, self._job.on_directory)
         if self._writers is not None:
             run.connect(self._writers)
@@ -380,6 +388,9 @@ class Head:
             case LogText():
                 job.run.log(event)
                 return
+            case PlanSaves():
+                job.copier.plan(event)
+                return
             case HostLost():
                 found = job.hosts.lose(event)
                 if found is None:
@@ -439,6 +450,7 @@ class _RunningJob:
     decider: Decider
     hosts: JobHosts
     saves: SaveRequests
+    copier: CopierLink
 
     @contextlib.contextmanager
     def errors_told(self) -> Iterator[None]:
@@ -453,6 +465,8 @@ class _RunningJob:
         self.decider.on_record(entry)
         self.console.follow(entry)
         self.saves.follow(entry)
+        if isinstance(entry.event, Checkpoint):
+            self.copier.saved(entry.event.step)
 
     def on_directory(self, told: Warned | RunDirectoryLost) -> None:
         """Show a sentence about the run directory, or end the job without it."""

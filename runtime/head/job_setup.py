@@ -17,6 +17,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.checkpoint.errors import CheckpointError
 from holdfast.recovery.fault import Fault, parse_faults
 from holdfast.recovery.placement import total_slots, usable_hosts
 from holdfast.recovery.world import WorkerId
@@ -105,6 +106,8 @@ class JobSetup:
     """The newest step that the journal knows of, None unless it is gone."""
     set_aside: Path | None = None
     """Where the run before lies, None unless ``--fresh`` has moved one out of the way."""
+    copies_told: tuple[str, ...] = ()
+    """What there is to tell of the place of copies."""
     checked_hosts: CheckedHosts | None = None
     """The hosts of the job and their network, None if it has no other host."""
 
@@ -378,6 +381,21 @@ def _losses_in(options: JobOptions) -> dict[str, int]:
     return host_losses(RunDirectory(options.run_dir).journal_path, time.time())
 
 
+def _take_copies(setup: JobSetup) -> None:
+    """Refuse the copies of another run; take what this one lacks, and its place of copies has."""
+    options = setup.options
+    if options.copy_to is None:
+        return
+    from holdfast.runtime.saving.taken_copies import take_copies  # with NumPy
+
+    try:
+        setup.copies_told = take_copies(
+            setup.directory, options.copy_to, say, is_fresh=options.fresh
+        )
+    except CheckpointError as error:
+        raise UsageError(str(error)) from error
+
+
 def _open_run(setup: JobSetup) -> None:
     """Begin a run or go on with one; refuse a record that says otherwise than the options."""
     directory = setup.directory
@@ -436,6 +454,7 @@ CHECKS: tuple[Callable[[JobSetup], None], ...] = (
     _try_mpi_here,
     _take_directory,
     _check_hosts,
+    _take_copies,
     _open_run,
     _open_journal,
 )

@@ -283,7 +283,7 @@ Up = (
 Who gets ``WorkerExited`` closes the worker's status: it is the last word about it.
 """
 
-News = Event | TracePiece | LogText | Records
+News = Event | PlanSaves | TracePiece | LogText | Records
 """What the head is told."""
 
 

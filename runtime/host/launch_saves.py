@@ -76,6 +76,7 @@ class LaunchSaves:
         first = next(iter(self._hosts()))
         if host is not first:
             first.post(message)
+        self._tell(message)
         self._carry_out(self._decider.begin_world(message.generation))
 
     def lose_host(self, host: HostLink) -> None:

@@ -36,6 +36,7 @@ from holdfast.runtime.options.option import (
     read_words,
     without_flag,
 )
+from holdfast.runtime.run.place_url import read_url
 
 _EXAMINED = (RUN, DOCTOR)
 _THE_SCRIPTS = "what the script says"
@@ -202,6 +203,15 @@ class JobOptions:
         None,
         2,
         default_text="what the script says, or 3",
+    )
+    copy_to: str | None = option(
+        "--copy-to",
+        "A second place for checkpoints, of which a run takes what its directory lacks: s3://, "
+        "gs:// or file:///.",
+        None,
+        read=read_url,
+        metavar="URL",
+        default_text="none",
     )
     snapshot_memory: int | None = option(
         "--snapshot-memory",

@@ -104,3 +104,21 @@ class Unreadable(Event, name="unreadable", listed="unread_checkpoints", hidden=[
     def describe(self) -> str:
         waited = progress.duration(self.seconds)
         return f"gave up the checkpoint of step {self.step} after {waited}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class StepCopied(Event, name="copied", is_told=False):
+    """A step is whole in the place of copies."""
+
+    step: int
+    seconds: float
+    bytes: int
+    url: str
+
+
+@dataclass(frozen=True)
+class CopiesTold(Event, name="copies_told", sentence="copies to {url}: {text}", listed="notices"):
+    """The place of copies fails or is well again, or a step is left out."""
+
+    url: str
+    text: str

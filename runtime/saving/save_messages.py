@@ -22,6 +22,8 @@ from holdfast.recovery.saves import (
     WorkFailed,
     WriteShare,
 )
+from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.checkpoint_events import CopiesTold, StepCopied
 from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.journal import Records
 
@@ -89,3 +91,31 @@ WriterWork: TypeAlias = WriteShare | CommitSave | MakeSpace | RemoveSave
 WriterAnswer: TypeAlias = ShareWritten | SaveCommitted | SpaceMade | SaveRemoved | WorkFailed
 ToWriter: TypeAlias = UseMemory | PlanSaves | WriterWork
 OfWriter: TypeAlias = WriterAnswer | DiskMoved | Notice | Records
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRun:
+    """Copy the steps of this run."""
+
+    config: WorkerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LookAgain:
+    """A step was committed, perhaps in the place of one with its number."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndCopies:
+    """The job is over: copy what is left, and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyMoves:
+    """The place takes what it is sent."""
+
+
+ToCopier: TypeAlias = CopyRun | PlanSaves | LookAgain | EndCopies
+OfCopier: TypeAlias = StepCopied | CopiesTold | CopyMoves

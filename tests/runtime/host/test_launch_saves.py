@@ -123,6 +123,7 @@ def test_writer_of_the_head_has_the_plan_of_the_first_host(
     launch.saves.plan(getattr(launch, origin), plan)
 
     assert launch.head.posted == [plan] * is_passed_on
+    assert launch.told == [plan] * (generation == LAUNCH)
     assert launch.other.posted == []
 
 

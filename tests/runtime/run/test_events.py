@@ -144,6 +144,8 @@ TOLD: list[tuple[Event, str]] = [
         saves.Unreadable(2, "Stale file handle", 180.0, path="/a", error="ESTALE", tries=7),
         "gave up the checkpoint of step 2 after 3:00: Stale file handle",
     ),
+    (saves.StepCopied(4, 0.5, 900, "s3://b"), ""),
+    (saves.CopiesTold("s3://b", "none just now: no"), "copies to s3://b: none just now: no"),
     (events.Pressure("disk", "the disk is full", used=9, limit=9), "the disk is full"),
     (events.PreloadFailed("odd", "no such module"), ""),
     (events.PoolRestarted("signal SIGKILL"), ""),

@@ -1,0 +1,114 @@
+"""Jobs with a second place for their checkpoints: a bucket of a real server on loopback."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from extended import extended
+from s3_server import BUCKET, S3Server, s3_server
+from workload import EVEN, Undisturbed, assert_whole, request_of, run_job
+
+from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.run.place import Place
+from holdfast.testing import JobRequest, start_job
+
+pytestmark = pytest.mark.mpi
+
+PACED = replace(EVEN, save_every=2, pause_ms=200)
+"""Takes 3 seconds at least."""
+URL = f"{BUCKET}/runs/one"
+LAST = PACED.steps
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    with s3_server(tmp_path) as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def copying(run_dir: Path, *options: str) -> JobRequest:
+    return request_of(PACED, run_dir, workers=2, options=("--copy-to", URL, *options))
+
+
+def test_run_whose_directory_is_gone_goes_on_from_the_bucket(
+    server: S3Server, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    run_dir = tmp_path / "run"
+    with start_job(copying(run_dir)) as running:
+        running.wait_for("copied")
+        running.signal(signal.SIGTERM)
+        stopped = running.wait()
+    shutil.rmtree(run_dir)
+    job = run_job(copying(run_dir))
+
+    (first, *_) = [step for step in Place(URL).store.steps() if step < LAST]
+    assert stopped.exit_code == ExitCode.STOPPED_EARLY, stopped.stderr
+    assert 0 < stopped.report.steps < LAST
+    assert f"resuming paced.py from step {stopped.report.steps} on" in job.stderr
+    assert f"took step {stopped.report.steps} from {URL}" in job.stderr
+    assert (job.exit_code, job.sha256, job.leftovers) == (0, undisturbed(PACED), ())
+    assert Place(URL).store.steps()[0] == LAST
+    assert Place(URL).store.scan(first).verify()
+
+
+@pytest.mark.parametrize("way", ["killed", extended("hanging")])
+def test_server_that_is_gone_costs_no_step_and_is_told_once(
+    way: str, server: S3Server, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with start_job(copying(tmp_path / "run")) as running:
+        running.wait_for("copied")
+        if way == "killed":
+            server.kill()
+            job = running.wait()
+        else:
+            with server.hanging():
+                job = running.wait()
+
+    assert_whole(job, PACED, undisturbed(PACED))
+    failed, lacking = (told["text"] for told in job.events("copies_told"))
+    assert failed.startswith("none just now: ")
+    assert lacking.startswith(f"step {LAST} is in the run directory alone; ")
+    assert job.stderr.count(f"copies to {URL}: none just now") == 1
+
+
+def test_server_that_is_back_gets_what_it_missed(
+    server: S3Server, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """A job that is done already copies what the place lacks, if it is run again."""
+    server.kill()
+    request = request_of(PACED, tmp_path / "run", workers=2)
+    begun = run_job(request)
+    server.start_again()
+    job = run_job(copying(tmp_path / "run", "--again"))
+
+    assert begun.sha256 == job.sha256 == undisturbed(PACED)
+    assert not job.events("copies_told")
+    assert Place(URL).store.scan(LAST).verify().step == LAST
+
+
+def test_copier_that_is_killed_is_started_again(
+    server: S3Server, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with start_job(copying(tmp_path / "run")) as running:
+        running.wait_for("copied")
+        running.signal(signal.SIGKILL, "holdfast-copier")
+        job = running.wait()
+
+    assert_whole(job, PACED, undisturbed(PACED))
+    assert Place(URL).store.scan(LAST).verify().step == LAST
+    assert len(Place(URL).store.steps()) == 3
+
+
+def test_second_run_is_refused_the_place_of_another(server: S3Server, tmp_path: Path) -> None:
+    run_job(copying(tmp_path / "one"))
+    job = run_job(copying(tmp_path / "two", "--fresh"))
+
+    assert job.exit_code == ExitCode.USAGE
+    assert "and --fresh begins another one; give that a URL of its own" in job.stderr
