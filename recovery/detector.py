@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from holdfast.recovery.world import WorkerId
 
@@ -108,6 +108,10 @@ class PauseWatch:
     pause_s: float = 0.0
     """The seconds of the pause that has ended with this look, 0 if there was none."""
     _counters: Mapping[WorkerId, int] = field(default_factory=dict, repr=False)
+
+    def is_look_due(self, now: float) -> bool:
+        """Whether a worker has counted since the last look: sooner there is nothing to see."""
+        return self.looked_at is None or now - self.looked_at >= self.beat_s
 
     def observe(self, counters: Mapping[WorkerId, int], now: float) -> PauseWatch:
         """Return the watch after a look at the workers' counters at ``now``."""
@@ -178,12 +182,8 @@ class HostPings:
     def polled(self, now: float) -> HostPings:
         """Return the state at ``now``."""
         passed = counted_s(self.polled_at, now, self.timeout_s / 4)
-        return replace(
-            self,
-            polled_at=now,
-            silent_s=self.silent_s + passed,
-            since_ping_s=self.since_ping_s + passed,
-        )
+        seconds = self.silent_s + passed, self.since_ping_s + passed
+        return HostPings(self.timeout_s, now, self.sent, self.heard, *seconds)
 
     @property
     def is_ping_due(self) -> bool:
@@ -217,8 +217,7 @@ _FIRST_STEPS_OF_A_LIMIT = 10
 _MEASURED_COMMITS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPace:
+class WorkerPace(NamedTuple):
     """One worker at one look: its piece of work, and how far it has come."""
 
     turn: int

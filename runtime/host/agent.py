@@ -62,6 +62,8 @@ _IDLE_POLL_S = 1.0
 _INQUIRING_POLL_S = 0.01
 """A worker that was found silent is killed as soon as its stacks are known."""
 _OUTPUT_ENDS_WITHIN_S = 2.0
+_LOOK_S, _LOOKS_PER_LIMIT = 2.5e-4, 4
+"""The guards of thousands of workers are looked at as seldom as takes a twentieth of a core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ class Agent:
         )
         self._mpi = MpiHost(self.reactor, self.tell, settings.directory)
         self._stopped = StoppedProcesses(settings.heartbeat_timeout_s)
+        self._stopped_due = 0.0
         self._has_launched = False
 
     @property
@@ -209,8 +212,10 @@ class Agent:
 
     def _tell_pause(self) -> None:
         """Tell that the whole job stood still until now, if it has."""
-        counters = {hosted.worker: hosted.page.counter for hosted in self.launch.workers}
         now = time.monotonic()
+        if not self._pauses.is_look_due(now):
+            return
+        counters = {hosted.worker: hosted.page.counter for hosted in self.launch.workers}
         self._pauses = self._pauses.observe(counters, now)
         if self._pauses.pause_s:
             self.tell(Paused(round(self._pauses.pause_s, 6), until=now))
@@ -301,6 +306,8 @@ class Agent:
 
     def _end_stopped_helpers(self, now: float) -> None:
         """Kill each process around the workers that has been stopped for longer than the limit."""
+        if now < self._stopped_due:
+            return
         ends: dict[int | None, Callable[[str], None]] = {
             self._mpi.pid: self._end_launch,
             self.host.pool.pid: self.host.pool.replace,
@@ -310,6 +317,8 @@ class Agent:
             if hosted.guard is not None:
                 ends[hosted.guard.pid] = partial(_end_worker, hosted)
         found = [pid for pid in ends if pid is not None]
+        longest_s = self.settings.heartbeat_timeout_s / _LOOKS_PER_LIMIT
+        self._stopped_due = now + min(longest_s, _LOOK_S * len(found))
         for pid, seconds in self._stopped.poll(found, now).items():
             ends[pid](f"stopped for {seconds:.1f} s")
 

@@ -108,11 +108,14 @@ class HostedLaunch:
         self._worlds = OneWorld(0, ())
         self._world = 0
         """The generation of the newest world that was told of."""
-        self._workers: dict[tuple[int, WorkerId], HostedWorker] = {}
+        self._workers: dict[WorkerId, HostedWorker] = {}
+        """Of all launches: no two have a worker in common."""
         self._saves: dict[int, LaunchSaves] = {}
         """Those of the newest launch, and of older ones whose memory is not settled."""
         self._failed_saves = FailedSaves()
         self._has_guards = False
+        self._has_reports = False
+        """Whether the workers that live may have come to a common end since the last look."""
         self._has_lost = False
         self._has_lost_pool = False
         self._is_urgent = False
@@ -135,7 +138,7 @@ class HostedLaunch:
     @property
     def state(self) -> HostState:
         """The workers of the newest launch, in short."""
-        is_empty = not any(hosted.occupies_a_rank for hosted in self.workers)
+        is_empty = not any(hosted.occupies_a_rank for hosted in self._workers.values())
         return HostState(
             is_empty=is_empty and not (self._is_settling or self._is_trying),
             had_guards=self._has_guards,
@@ -205,8 +208,8 @@ class HostedLaunch:
         for host, workers in of_hosts.items():
             host.post(messages.MakeWorkers(launch.generation, tuple(workers)))
         for worker in launch.workers:
-            key, host = (launch.generation, worker), self._placed[worker]
-            self._workers[key] = HostedWorker(worker, launch.generation, host, names[worker])
+            place = self._placed[worker], names[worker]
+            self._workers[worker] = HostedWorker(worker, launch.generation, *place)
 
     @property
     def _others(self) -> list[RemoteHost]:
@@ -369,9 +372,17 @@ class HostedLaunch:
         self.pairs.poll()
 
     def push(self) -> None:
-        """Let other hosts know what has changed in the agent's words of the statuses."""
+        """Go on with what workers have reported, and let other hosts know what is new of statuses.
+
+        Thousands of workers come to the end of the script at once: all of them are looked at once.
+        """
+        if self._has_reports:
+            self._has_reports = False
+            self._look_at_ends()
+            self._halting.poll([h for h in self.workers if not h.is_condemned], witnessed_s())
         for host in self._links:
-            host.push()
+            if host.has_wishes:
+                host.push()
 
     def close(self) -> None:
         """Kill all workers, and end the agents of other hosts, side by side."""
@@ -409,7 +420,7 @@ class HostedLaunch:
 
     def _hear_of(self, worker: WorkerId, message: Up) -> None:
         """Take note of what a worker tells, or its host tells of it; it may be gone by now."""
-        hosted = next((one for one in self.workers if one.worker == worker), None)
+        hosted = self._workers.get(worker)
         if hosted is None:
             return
         match message:
@@ -456,7 +467,7 @@ class HostedLaunch:
     def _take_look(self, host: HostLink, seen: messages.Seen) -> None:
         self._seen[host] = seen
         for read in seen.read:
-            found = self._workers.get((read.generation, read.worker))
+            found = self._workers.get(read.worker)
             if found is not None:
                 found.characters_read = read.characters
 
@@ -470,7 +481,7 @@ class HostedLaunch:
             return None
         if not 0 <= hello.rank < len(launch.workers):
             return None
-        hosted = self._workers.get((launch.generation, launch.workers[hello.rank]))
+        hosted = self._workers.get(launch.workers[hello.rank])
         if hosted is None or hosted.is_condemned or hosted.guard is not None:
             return None
         return hosted
@@ -489,8 +500,7 @@ class HostedLaunch:
             self._tell(report)
         else:
             hosted.note(report)
-            self._look_at_ends()
-            self._halting.poll([h for h in self.workers if not h.is_condemned], witnessed_s())
+            self._has_reports = True
 
     def _lead(self, formed: WorldFormed) -> None:
         """Let the hosts know who speaks for the newest world."""
@@ -543,9 +553,9 @@ class HostedLaunch:
                 guard.kill()
             self._reactor.forget(guard.channel)
         hosted.close()
-        del self._workers[(hosted.generation, hosted.worker)]
+        del self._workers[hosted.worker]
         self._fencing.drop(hosted.worker)
-        self._look_at_ends()  # those who are left may have waited for this one alone
+        self._has_reports = True  # those who are left may have waited for this one alone
         if self._workers or event.is_clean or self._is_abandoned:
             self._tell(event)
             return

@@ -231,7 +231,7 @@ def short_report(workers: Sequence[HostedWorker]) -> LaunchReport:
     The newest word of any worker counts: the first one of today's world has written it.  The phase
     is that of the worker that has come least far.
     """
-    told = [StepReport.decode(hosted.page.progress) for hosted in workers]
+    told = [StepReport.decode(text) for hosted in workers if (text := hosted.page.progress)]
     newest = max(filter(None, told), key=lambda report: report.now, default=None)
     phases = [hosted.page.phase for hosted in workers]
     return LaunchReport(

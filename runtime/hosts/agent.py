@@ -35,7 +35,8 @@ from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolSt
 from holdfast.runtime.hosts import wire
 from holdfast.runtime.hosts.wire import ANSWERS_WITHIN_S, Question, facts
 from holdfast.runtime.run.events import PoolLost
-from holdfast.runtime.run.worker_logs import gap
+from holdfast.runtime.run.trace import TracePiece
+from holdfast.runtime.run.worker_logs import LogText, gap
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message, to_message
 from holdfast.runtime.system.devices import VISIBLE
 from holdfast.runtime.system.own_process import (
@@ -57,7 +58,7 @@ from holdfast.runtime.system.worker_status import (
 )
 
 _LONGEST_PAUSE_S = 0.1
-"""Statuses are mirrored ten times a second at least."""
+"""Statuses are looked at ten times a second at least."""
 _MOST_OUTPUT_BYTES = 32 << 20
 """Output that the head does not take piles up so far, and is dropped then, as on its own host."""
 _UNTAKEN_BYTES = 256 << 10
@@ -82,7 +83,8 @@ class HostAgent:
         self._channel = channel
         self._reactor = Reactor()
         timeout_s = greeting.heartbeat_timeout_s
-        self._pause_s = min(pulse_interval_s(timeout_s), _LONGEST_PAUSE_S)
+        self._head_looks_every_s = pulse_interval_s(timeout_s)
+        self._pause_s = min(self._head_looks_every_s, _LONGEST_PAUSE_S)
         self._lease = HostLease.begin(timeout_s, lease_clock_s())
         self._shared = WorkerStatus.create()
         """Has the lease, for the watchdog and the writer."""
@@ -115,7 +117,7 @@ class HostAgent:
 
     def run(self) -> None:
         """Serve until the head ends this host, or is gone."""
-        polled_at = witnessed_s()
+        polled_at = told_at = witnessed_s()
         while self._why_over is None:
             self._reactor.run_once(max(0.0, polled_at + self._pause_s - witnessed_s()))
             self._look_at_lease()
@@ -123,7 +125,9 @@ class HostAgent:
             if now - polled_at >= self._pause_s:
                 polled_at = now
                 self._part.poll(now)
-                self._send_words()
+                is_due = now - told_at >= self._head_looks_every_s
+                told_at = now if is_due else told_at
+                self._send_words(with_steady=is_due)
 
     def close(self) -> None:
         """Kill the workers, and leave nothing behind."""
@@ -205,7 +209,7 @@ class HostAgent:
             if message == self._seen:
                 return
             self._seen = message
-        else:
+        elif not isinstance(message, LogText | TracePiece):
             self._send_words()
         if isinstance(message, WorkerExited):
             key = (message.generation or 0, message.worker)
@@ -215,9 +219,12 @@ class HostAgent:
         self._send_output()
         self._post(message)
 
-    def _send_words(self) -> None:
-        """Send what has changed in the workers' statuses."""
-        looks = [wire.Changes(*key, changes.look()) for key, (_, changes) in self._mirrored.items()]
+    def _send_words(self, *, with_steady: bool = True) -> None:
+        """Send what has changed in the workers' statuses; what each step changes, seldom."""
+        looks = (
+            wire.Changes(*key, changes.look(with_steady=with_steady))
+            for key, (_, changes) in self._mirrored.items()
+        )
         changed = tuple(found for found in looks if found.words)
         if changed:
             self._post(wire.Words(changed, time.monotonic()))

@@ -216,6 +216,8 @@ class RemoteHost:
         self._timeout_s = start.greeting.heartbeat_timeout_s
         self._pings = self._first_pings()
         self._mirrors: dict[tuple[int, WorkerId], tuple[WorkerStatus, StatusChanges]] = {}
+        self.has_wishes = False
+        """Whether words of the agent in a mirror may have changed."""
         self._ahead_s = float("inf")
         """How far our clock is ahead of the host's; the fastest message knows best."""
         self._shell = _started(start.command)
@@ -262,7 +264,7 @@ class RemoteHost:
             return
         if isinstance(message, MakeWorkers):
             for worker in message.workers:
-                status = WorkerStatus.mirror()
+                status = WorkerStatus.mirror(self._wish)
                 changes = StatusChanges(status, Writer.AGENT)
                 self._mirrors[(message.generation, worker)] = (status, changes)
         if self._is_greeted:
@@ -287,10 +289,14 @@ class RemoteHost:
         elif self._pings.is_ping_due and self._is_greeted and not self._has_no_shell:
             self._ping()
 
+    def _wish(self) -> None:
+        self.has_wishes = True
+
     def push(self) -> None:
         """Send what has changed in the words of the agent: requests, and answers to saves."""
         if self.is_lost or not self._is_greeted:
             return
+        self.has_wishes = False
         looks = [wire.Changes(*key, changes.look()) for key, (_, changes) in self._mirrors.items()]
         changed = tuple(look for look in looks if look.words)
         if changed:

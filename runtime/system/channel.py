@@ -28,7 +28,7 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar, get_args
 
@@ -71,6 +71,8 @@ class LineChannel:
         self._outbox_bytes = 0
         self._is_deaf = False
         self._sending = threading.Lock()
+        self.on_waiting: Callable[[], None] = lambda: None
+        """Hears that something waits which no readable descriptor tells: see ``is_waiting``."""
         self.is_closed = False
         self.is_broken = False
 
@@ -101,6 +103,11 @@ class LineChannel:
     def wants_write(self) -> bool:
         """Whether posted bytes wait to be written."""
         return bool(self._outbox)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether posted bytes wait to be written, or ``drain`` has something to tell."""
+        return self.wants_write or self.has_news
 
     @property
     def has_news(self) -> bool:
@@ -198,6 +205,8 @@ class LineChannel:
         if self._outbox_bytes > _MAX_OUTBOX_BYTES:
             self._give_up()
         self.flush()
+        if self._outbox:
+            self.on_waiting()
 
     def _write_some(self, line: bytes, fds: tuple[int, ...]) -> int:
         """Write what the peer takes now; raise ``BlockingIOError`` if that is nothing."""
@@ -208,6 +217,7 @@ class LineChannel:
         self._outbox.clear()
         self._outbox_bytes = 0
         self._is_deaf = True
+        self.on_waiting()
 
     def _read_once(self) -> None:
         try:
@@ -230,7 +240,7 @@ class LineChannel:
 
     def _decode(self, line: bytearray) -> Message:
         try:
-            message = json.loads(line)
+            message = json.loads(line.decode())
         except ValueError as error:
             raise ChannelError(f"a message is no JSON: {bytes(line[:80])!r}") from error
         if not isinstance(message, dict):

@@ -122,7 +122,7 @@ def _keys(kind: Any) -> dict[str, str]:
 def _reader_of(kind: Any) -> _Reader:
     """Return what makes a value of the type ``kind`` of plain JSON."""
     if kind in (Any, object):
-        return lambda found: found
+        return _read_anything
     if isinstance(kind, NewType):
         return _reader_of(kind.__supertype__)
     if dataclasses.is_dataclass(kind):
@@ -143,6 +143,10 @@ def _reader_of_several(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> _R
     if origin in (dict, Mapping) and arguments[0] is str:
         return functools.partial(_read_mapping, _reader_of(arguments[1]))
     raise TypeError(f"the codec does not know {kind}")
+
+
+def _read_anything(found: object) -> Any:
+    return found
 
 
 def _at(place: str, read: _Reader, found: object) -> Any:
@@ -180,13 +184,27 @@ def _read_optional(read: _Reader, found: Any) -> Any:
 def _read_items(kind: type, read: _Reader, found: Any) -> Any:
     if not isinstance(found, (list, tuple)):
         _refuse(found, "a list")
-    return kind(_at(f"[{index}]", read, item) for index, item in enumerate(found))
+    made: list[Any] = []
+    try:
+        for item in found:
+            made.append(read(item))
+    except WrongValue as error:
+        raise error.below(f"[{len(made)}]") from None
+    return kind(made)
 
 
 def _read_mapping(read: _Reader, found: Any) -> Any:
-    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+    if not isinstance(found, Mapping) or not {*map(type, found)} <= {str}:
         _refuse(found, "an object")
-    return {key: _at(f"[{key!r}]", read, item) for key, item in found.items()}
+    if read is _read_anything:
+        return dict(found)
+    made = {}
+    try:
+        for key, item in found.items():
+            made[key] = read(item)
+    except WrongValue as error:
+        raise error.below(f"[{key!r}]") from None
+    return made
 
 
 @functools.cache
@@ -214,7 +232,10 @@ def _read_object(kind: Any, found: Any) -> Any:
     values = {}
     for name, key, read, has_default in field_readers(kind):
         if key in found:
-            values[name] = _at(f".{key}", read, found[key])
+            try:
+                values[name] = read(found[key])
+            except WrongValue as error:
+                raise error.below(f".{key}") from None
         elif not has_default:
             raise WrongValue(" is missing", f".{key}")
     if len(values) < len(found):

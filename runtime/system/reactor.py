@@ -34,6 +34,8 @@ class Reactor:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._channels: dict[int, LineChannel] = {}
+        self._waiting: dict[int, LineChannel] = {}
+        """Those of which more is to be known than that they are readable: a few of thousands."""
 
     def watch(
         self, source: int | HasFileno, handler: Callable[[], None], *, order: int = 1
@@ -66,9 +68,14 @@ class Reactor:
                 self.forget(channel)
                 on_end()
 
+        def wait() -> None:
+            self._waiting[fd] = channel
+
         fd = channel.fileno()
         self._channels[fd] = channel
         self.watch(channel, handle)
+        channel.on_waiting = wait
+        wait()
 
     def forget(self, source: int | HasFileno) -> None:
         """Watch ``source``, which must still be open, no more; forgetting twice is harmless."""
@@ -76,12 +83,14 @@ class Reactor:
         self._unregister(fd)
         channel = self._channels.pop(fd, None)
         if channel is not None:
+            channel.on_waiting = lambda: None
+            self._waiting.pop(fd, None)
             self._unregister(channel.write_fd)
 
     def run_once(self, timeout_s: float | None) -> None:
         """Wait until a descriptor is ready, at most ``timeout_s``, and handle all ready ones."""
         self._ask_for_writes()
-        told = [fd for fd, channel in self._channels.items() if channel.has_news]
+        told = [fd for fd, channel in [*self._waiting.items()] if channel.has_news]
         ready = {key.fd: key for key, _ in self._selector.select(0.0 if told else timeout_s)}
         ready |= {fd: self._selector.get_key(fd) for fd in told}
         for key in sorted(ready.values(), key=lambda key: key.data.order):
@@ -92,9 +101,12 @@ class Reactor:
         """Forget everything."""
         self._selector.close()
         self._channels.clear()
+        self._waiting.clear()
 
     def _ask_for_writes(self) -> None:
-        for fd, channel in self._channels.items():
+        for fd, channel in list(self._waiting.items()):
+            if not channel.is_waiting:
+                del self._waiting[fd]
             if channel.write_fd != fd:
                 self._ask_for_write_fd(channel)
                 continue

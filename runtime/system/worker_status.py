@@ -25,6 +25,7 @@ What goes another way, and is no event, are the worker's own reports: how far it
 
 from __future__ import annotations
 
+import array
 import contextlib
 import mmap
 import os
@@ -60,6 +61,9 @@ _PROGRESS, _PROGRESS_CODEC = "progress", "latin-1"
 """Any bytes are text in this encoding, and those of a worker are short in JSON."""
 
 _SPENT, _SUMS_AT = "spent", _SPENT_AT // 8
+
+_STEADY = frozenset({"counter", "step", "commits", "turn", _SPENT})
+"""What each step of a training changes."""
 
 
 class Phase(IntEnum):
@@ -139,6 +143,8 @@ class _Word(Generic[_Value]):
 
     def __set__(self, status: WorkerStatus, value: _Value) -> None:
         status.words[self.place] = value
+        if self.writer is Writer.AGENT:
+            status.on_wish()
 
 
 _WORKER, _AGENT = Writer.WORKER, Writer.AGENT
@@ -152,7 +158,7 @@ class WorkerStatus:
     """
 
     counter = _Word(0, int, _WORKER)  # number of beats so far
-    phase = _Word(1, Phase, _WORKER)  # the work that the worker is doing
+    phase = _Word(1, tuple(Phase).__getitem__, _WORKER)  # the work that the worker is doing
     step = _Word(2, int, _WORKER)  # number of updates that are committed
     commits = _Word(3, int, _WORKER)  # number of transactions that it has committed itself
     generation = _Word(4, int, _WORKER)  # generation of the worker's world
@@ -178,8 +184,9 @@ class WorkerStatus:
     halt_orders = _Word(26, int, _AGENT)  # how many orders a halted worker has had
     lease_ms = _Word(27, int, _AGENT, is_local=True)  # end of its host's lease; 0: it needs none
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, on_wish: Callable[[], None] = lambda: None) -> None:
         self.fd = fd
+        self.on_wish = on_wish
         self._map = mmap.mmap(fd, _WORDS_END)
         self.words = memoryview(self._map).cast("Q")
         self._timeline = Timeline(
@@ -198,9 +205,12 @@ class WorkerStatus:
         return WorkerStatus(sealed_memory("holdfast-status", _SIZE_BYTES))
 
     @staticmethod
-    def mirror() -> WorkerStatus:
-        """Return a fresh one for a worker of another host; no other process can see it."""
-        return WorkerStatus(-1)
+    def mirror(on_wish: Callable[[], None] = lambda: None) -> WorkerStatus:
+        """Return a fresh one for a worker of another host; no other process can see it.
+
+        ``on_wish`` hears of each change of a word of the agent.
+        """
+        return WorkerStatus(-1, on_wish)
 
     def beat(self) -> None:
         """Count one beat."""
@@ -353,21 +363,19 @@ class WorkerStatus:
             self.failed_save = max(self.failed_save, attempt)
 
     def take(self, changes: Mapping[str, Any], writer: Writer) -> None:
-        """Write what ``StatusChanges`` has found in another status of this worker.
+        """Write what ``StatusChanges`` has found in another status of this worker, in its order.
 
         Raises:
             KeyError: there is no such word of this writer.
         """
-        unknown = changes.keys() - _MIRRORED[writer].keys() - {_PROGRESS, _SPENT}
-        if unknown:
-            raise KeyError(f"words of the {writer.value}: {sorted(unknown)}")
-        for name, word in _MIRRORED[writer].items():
-            if name in changes:
-                self.words[word.place] = changes[name]
-        if _PROGRESS in changes:
-            self.tell_progress(changes[_PROGRESS].encode(_PROGRESS_CODEC))
-        for place, spent_ns in enumerate(changes.get(_SPENT, ()), start=_SUMS_AT):
-            self.words[place] = spent_ns
+        words, places = self.words, _PLACES[writer]
+        for name, found in changes.items():
+            if name == _SPENT:
+                words[_SUMS_AT : _SUMS_AT + KINDS] = array.array("Q", found)
+            elif name == _PROGRESS:
+                self.tell_progress(found.encode(_PROGRESS_CODEC))
+            else:
+                words[places[name]] = found
 
     @property
     def has_lease(self) -> bool:
@@ -397,6 +405,10 @@ _MIRRORED: dict[Writer, dict[str, _Word[Any]]] = {
     writer: {word.name: word for word in _WORDS if word.writer is writer and not word.is_local}
     for writer in Writer
 }
+_PLACES = {
+    writer: {name: word.place for name, word in words.items()}
+    for writer, words in _MIRRORED.items()
+}
 _TURN_AT, _LEASE_AT = WorkerStatus._turn.place, WorkerStatus.lease_ms.place
 
 
@@ -413,8 +425,11 @@ class StatusChanges:
         self._told: dict[str, int | str | list[int]] = dict.fromkeys(_MIRRORED[writer], 0)
         self._told |= {_PROGRESS: "", _SPENT: [0] * KINDS}
 
-    def look(self) -> dict[str, int | str | list[int]]:
-        """Return the words that have changed since the last look; they fit into JSON."""
+    def look(self, *, with_steady: bool = True) -> dict[str, int | str | list[int]]:
+        """Return the words that have changed since the last look; they fit into JSON.
+
+        If only such have changed as each step changes, they wait for a look ``with_steady`` ones.
+        """
         words = self._status.words
         seen: dict[str, int | str | list[int]] = {
             name: words[word.place] for name, word in _MIRRORED[self._writer].items()
@@ -424,6 +439,8 @@ class StatusChanges:
             if progress := self._status.progress:
                 seen[_PROGRESS] = progress.decode(_PROGRESS_CODEC)
         changed = {name: value for name, value in seen.items() if value != self._told[name]}
+        if not with_steady and changed.keys() <= _STEADY:
+            return {}
         self._told |= changed
         return changed
 

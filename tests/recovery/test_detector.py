@@ -100,3 +100,12 @@ def test_job_stood_still_if_no_worker_has_counted_on(
     watch = watch.observe(after, 100.0 + gap_s)
     assert watch.pause_s == pause_s
     assert watch.observe(after, 100.5 + gap_s).pause_s == 0
+
+
+def test_counters_are_looked_at_once_a_beat_at_most() -> None:
+    watch = PauseWatch(BEAT_S)
+    assert watch.is_look_due(100.0)
+    watch = watch.observe({WorkerId(0): 1000}, 100.0)
+
+    assert not watch.is_look_due(100.0 + 0.9 * BEAT_S)
+    assert watch.is_look_due(100.0 + BEAT_S)

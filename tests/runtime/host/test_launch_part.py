@@ -83,7 +83,7 @@ class FarHost:
 
     name = ""
     pid = 0
-    is_lost = has_ended = False
+    is_lost = has_ended = has_wishes = False
     unheard_s = leased_s = 0.0
 
     def __init__(self, queue: Queue) -> None:
@@ -107,6 +107,7 @@ class FarHost:
         self.copy()
         found = from_plain(type(message), json.loads(json.dumps(to_plain(message))))
         self._queue.put(lambda: self.launch.hear(self, found))
+        self.launch.push()  # as a loop does after each turn
 
     def copy(self) -> None:
         """Let each side see what the other one has written."""

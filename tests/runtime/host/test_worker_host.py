@@ -380,14 +380,14 @@ def test_worker_that_no_descriptor_is_left_for_is_given_up(
     def refuse(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    host.launch.begin(replace(CONFIG, generation=2))
+    host.launch.begin(replace(CONFIG, generation=2, workers=(WorkerId(2), WorkerId(3))))
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    host.pool.tell(Forked(2, WorkerId(1), process.pid))
+    host.pool.tell(Forked(2, WorkerId(3), process.pid))
     monkeypatch.undo()
 
     exited = host.events[-1]
     assert isinstance(exited, WorkerExited)
-    assert (exited.worker, exited.generation) == (1, 2)
+    assert (exited.worker, exited.generation) == (3, 2)
     assert exited.cause == "not started: it cannot be watched: [Errno 24] Too many open files"
     assert process.wait() == -signal.SIGKILL

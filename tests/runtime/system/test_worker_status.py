@@ -250,3 +250,34 @@ def test_progress_that_is_being_rewritten_comes_with_a_later_look(
     worker._progress_version += 1
 
     assert changes.look() == {"progress": "step 7"}
+
+
+def test_what_each_step_changes_waits_for_a_look_that_wants_it_and_goes_with_what_does_not_wait(
+    sides: tuple[WorkerStatus, WorkerStatus],
+) -> None:
+    agent, worker = sides
+    changes = StatusChanges(agent, Writer.WORKER)
+    worker.beat()
+    worker.commit(7)
+    assert changes.look(with_steady=False) == {}
+
+    worker.phase = Phase.SAVING
+    steps = {"counter": 1, "step": 7, "commits": 1}
+    assert changes.look(with_steady=False) == steps | {"phase": Phase.SAVING}
+
+    worker.commit(8)
+    assert changes.look(with_steady=False) == {}
+    assert changes.look() == {"step": 8, "commits": 2}
+
+
+def test_mirror_tells_of_wishes_of_the_agent_alone() -> None:
+    wishes: list[str] = []
+    mirror = WorkerStatus.mirror(lambda: wishes.append("wish"))
+    mirror.take({"counter": 3, "step": 41, "progress": "step 41"}, Writer.WORKER)
+    assert wishes == []
+
+    mirror.ask(RequestFlag.SAVE)
+    mirror.is_halt_asked = True
+
+    assert wishes == ["wish", "wish"]
+    mirror.close()
