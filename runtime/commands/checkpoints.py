@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from rich.text import Text
 
 from holdfast.checkpoint.errors import (
     TRANSIENT,
@@ -22,13 +24,14 @@ from holdfast.checkpoint.names import step_name
 from holdfast.checkpoint.repair import CountBytes, StepCheck, mend_step, verify_step
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.commands.command import PATH, Documented, run_dir_argument
-from holdfast.runtime.commands.terminal import ByteProgress
+from holdfast.runtime.commands.terminal import ByteProgress, output, ruled
 from holdfast.runtime.errors import ExitCode, RunUnreadable, UsageError
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.entries import entries_of, last_of
 from holdfast.runtime.run.find_run import refuse_no_run
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
+from holdfast.runtime.run.place_url import PlacePath
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _MOST_STEPS = 10
@@ -49,9 +52,26 @@ class StoredRun:
         Raises:
             UsageError: it is no run, or its record cannot be read.
         """
+        if isinstance(path, PlacePath):
+            return StoredRun._of_place(path)
         refuse_no_run(path)
         record = RunDirectory(path).load_record()
         return StoredRun(path, CheckpointStore(path), record.run_id if record else None)
+
+    @staticmethod
+    def _of_place(path: PlacePath) -> StoredRun:
+        """Return the run whose copies are in a place."""
+        from holdfast.runtime.run.place import Place  # few commands ask
+
+        place = Place(str(path))
+        try:
+            record = place.record()
+        except OSError as error:
+            kind = RunUnreadable if error.errno in TRANSIENT else UsageError
+            raise kind(f"{path} cannot be read: {error.strerror or error}") from error
+        if record is None and not place.store.steps():
+            raise UsageError(f"{path} is no place of copies: it has no RUN.json, and no checkpoint")
+        return StoredRun(path, place.store, record.run_id if record else None)
 
     def steps(self) -> tuple[int, ...]:
         """Return the committed steps, newest first.
@@ -100,6 +120,8 @@ class StoredRun:
 def verify(run_dir: Path, step: int | None, *, all_steps: bool) -> None:
     """Compare every digest of the checkpoints in RUN_DIR; exit 1 if any does not verify.
 
+    RUN_DIR may be the URL of a place of copies, as --copy-to takes it.
+
     Exit 75 if none is known to be damaged, and some could not be read just now.
     """
     if all_steps and step is not None:
@@ -112,12 +134,14 @@ def verify(run_dir: Path, step: int | None, *, all_steps: bool) -> None:
     damaged = [verdict.step for verdict in bad if not verdict.is_unread]
     if not damaged:
         sys.exit(ExitCode.STOPPED_EARLY if bad else ExitCode.DONE)
-    repair = RunDirectory(run_dir).command("repair", "--from", "COPY")
-    click.echo(
-        f"holdfast: mend damaged steps with {repair}, or "
-        f"remove {run.store.directory / step_name(damaged[0])}",
-        err=True,
+    gone = f"remove {run.store.directory / step_name(damaged[0])}"
+    mend = (
+        f"mend damaged steps with {RunDirectory(run_dir).command('repair', '--from', 'COPY')}, or"
     )
+    way = f"{mend} {gone}"
+    if isinstance(run_dir, PlacePath):
+        way = f"{gone}; the next job with --copy-to copies the step anew, if it still has it"
+    click.echo(f"holdfast: {way}", err=True)
     sys.exit(ExitCode.PROGRAM_FAILED)
 
 
@@ -132,6 +156,31 @@ def _tell(run: StoredRun, step: int, bar: CountBytes) -> StepCheck:
             verdict, words = StepCheck(step, 0), "removed meanwhile"
     click.echo(f"step {step}: {words}")
     return verdict
+
+
+def list_place(path: PlacePath, *, as_json: bool) -> None:
+    """Print the runs whose copies are in a place, and below it."""
+    from holdfast.runtime.run.place import Place  # few commands ask
+
+    try:
+        runs = [Place(str(found)) for found in Place(str(path)).runs()]
+        found = [(run.url, run.record(), run.store.steps()) for run in runs]
+    except OSError as error:
+        raise StorageFailed("list", path, error) from error
+    if as_json:
+        names = ("url", "run_id", "script", "steps")
+        rows = [(url, r and r.run_id, r and r.script, steps) for url, r, steps in found]
+        click.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows]))
+        return
+    if not found:
+        click.echo(f"no copies of a run are in {path} or below it")
+        return
+    table = ruled("place", "run", "script", "steps, newest first")
+    for url, record, steps in found:
+        script = Path((record and record.script) or "-").name
+        told = ", ".join(map(str, steps)) or "-"
+        table.add_row(*map(Text, (url, record.run_id if record else "-", script, told)))
+    output().print(table)
 
 
 def _total(run: StoredRun, steps: tuple[int, ...]) -> int:
@@ -158,7 +207,7 @@ def _total(run: StoredRun, steps: tuple[int, ...]) -> int:
     "other_dir",
     type=PATH,
     required=True,
-    help="Another copy of the run directory: a mirror or a backup.",
+    help="Another copy of the run directory: a mirror, a backup, or the URL of a place of copies.",
 )
 @click.option("--step", type=int, help="Only this step, even if RUN_DIR has lost it altogether.")
 def repair(run_dir: Path, other_dir: Path, step: int | None) -> None:

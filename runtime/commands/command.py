@@ -20,6 +20,7 @@ from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.option import RUN, Option, read_path
 from holdfast.runtime.options.sources import OF_SCRIPTS_TOO, REMOVED, removal_of
 from holdfast.runtime.run.find_run import the_run_here
+from holdfast.runtime.run.place_url import PlacePath, is_url, read_url
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -57,12 +58,26 @@ class Documented(click.Command):
         super().format_epilog(ctx, formatter)
 
 
+_OF_PLACES = {("inspect", "run_dir"), ("verify", "run_dir"), ("list", "directory")} | {
+    ("repair", "other_dir")
+}
+"""Commands, and their paths, that may be the URL of a place of copies."""
+
+
 class _AnyPath(click.Path):
     """A path as `read_path` takes it: the shell leaves ``--to=~/w.npz`` as it is."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; raises ``click.BadParameter`` for what is none."""
         try:
+            if is_url(value):
+                place = PlacePath(read_url(value))
+                if param and ctx and (ctx.command.name, param.name) in _OF_PLACES:
+                    return place
+                raise ValueError(
+                    f"{place} is a place of copies, which inspect, verify, list and repair --from "
+                    "read; give the directory of a run here"
+                )
             return super().convert(read_path(value), param, ctx)
         except ValueError as error:
             self.fail(str(error), param, ctx)

@@ -34,6 +34,7 @@ from holdfast.runtime.commands.command import Documented, run_dir_argument
 from holdfast.runtime.commands.terminal import grid, moment, output, ruled
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import progress
+from holdfast.runtime.run.place_url import PlacePath
 
 _READ_AT_ONCE_BYTES = 1 << 30
 """A disk and a core take about a second for so many."""
@@ -61,7 +62,10 @@ def inspect(
     diff: tuple[str, str] | None,
     **shown: bool,
 ) -> None:
-    """Show the checkpoints in RUN_DIR, and of one its contents and soundness; or compare two."""
+    """Show the checkpoints in RUN_DIR, and of one its contents and soundness; or compare two.
+
+    RUN_DIR may be the URL of a place of copies, as --copy-to takes it.
+    """
     console = output()
     if diff is not None:
         if step is not None:
@@ -233,7 +237,8 @@ def _inspect(run: StoredRun, step: int) -> Inspection:
         manifest = run.store.scan(step).manifest_alone()
     summaries = {known: _summary(run, known) for known in steps}
     check = None
-    if manifest is not None and manifest.nbytes <= _READ_AT_ONCE_BYTES:
+    most = _READ_AT_ONCE_BYTES // (16 if isinstance(run.path, PlacePath) else 1)  # by a network
+    if manifest is not None and manifest.nbytes <= most:
         check = verify_step(run.store, step, run_id=run.run_id)
     if check is not None and not check.is_valid and not check.is_unread:
         damage = summaries[step].damage or check.reason

@@ -22,7 +22,7 @@ from holdfast.runtime.commands.goodput import Goodput, goodput_of
 from holdfast.runtime.commands.summary import finite
 from holdfast.runtime.head.living_job import JobSocket, JobStanding, ending_of, find_life
 from holdfast.runtime.head.visits import HeadStatus
-from holdfast.runtime.run.checkpoint_events import Checkpoint
+from holdfast.runtime.run.checkpoint_events import Checkpoint, StepCopied
 from holdfast.runtime.run.entries import Entries, Entry, last_of, newest_job, of, read_on
 from holdfast.runtime.run.events import Epoch, JobEnded, JobStarted, LaunchBegan, Step, StepRestored
 from holdfast.runtime.run.find_run import refuse_no_run
@@ -122,6 +122,8 @@ class JobStatus:
     pid: int | None = None
     command: str = ""
     """The process that a user has started, or the head that goes on without it."""
+    last_copy: LastSave | None = None
+    """The newest checkpoint in the place of copies."""
 
 
 def _command_of(pid: object) -> str:
@@ -147,7 +149,7 @@ def job_status(
     progress, phase = seen.progress, seen.phase
     pid = None if answer is None else answer.client or answer.pid
     epoch, saved = last_of(entries, Epoch), last_of(entries, Checkpoint)
-    launch = last_of(job, LaunchBegan)
+    launch, copied = last_of(job, LaunchBegan), last_of(entries, StepCopied)
     started, ended = last_of(entries, JobStarted), last_of(job, JobEnded)
     launched = 0 if launch is None else len(launch.event.workers)
     outcome = ending.outcome
@@ -174,6 +176,7 @@ def job_status(
             validation=epoch.event.validation or {},
         ),
         last_save=saved and LastSave(saved.event.step, max(0.0, wall - saved.time)),
+        last_copy=copied and LastSave(copied.event.step, max(0.0, wall - copied.time)),
         next_save=_next_save(progress, last_of(job, Checkpoint), monotonic),
         goodput=goodput_of(entries, None if ending.is_over else monotonic),
         events=told_events(entries, _MOST_EVENTS),
@@ -274,9 +277,8 @@ def slowest_in_words(workers: Sequence[WorkerReport]) -> str:
     )
 
 
-def saved_in_words(found: JobStatus) -> str:
+def saved_in_words(last: LastSave | None) -> str:
     """Return the newest checkpoint and its age."""
-    last = found.last_save
     if last is None:
         return "none yet"
     return f"step {last.step}, {duration(last.age_s)} ago"

@@ -32,6 +32,7 @@ from holdfast.runtime.head.screen import say
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.files import answering
 from holdfast.runtime.run.find_run import runs_below
+from holdfast.runtime.run.place_url import PlacePath
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _LOOK_S = 1.0
@@ -107,7 +108,8 @@ def _facts(found: JobStatus, console: Console) -> Table:
         ("slowest", slowest_in_words(found.workers)),
         ("metrics", ", ".join(progress.metrics(metrics))),
         ("last epoch", "" if found.epoch is None else found.epoch.line),
-        ("saves", saved_in_words(found) + next_save),
+        ("saves", saved_in_words(found.last_save) + next_save),
+        ("copies", "" if found.last_copy is None else saved_in_words(found.last_copy)),
         ("goodput", _goodput(found)),
     )
     return grid((name, fitted(text, console)) for name, text in rows if text)
@@ -198,8 +200,14 @@ def _shares(found: JobStatus) -> Table:
 def list_runs(directory: Path, *, as_json: bool) -> None:
     """List the runs in DIRECTORY and below it, the living ones first: script, state, and steps.
 
-    Without DIRECTORY it is the working directory.  Looking changes nothing.
+    Without DIRECTORY it is the working directory.  A URL lists places of copies with their steps.
+    Looking changes nothing.
     """
+    if isinstance(directory, PlacePath):
+        from holdfast.runtime.commands.checkpoints import list_place  # with NumPy
+
+        list_place(directory, as_json=as_json)
+        return
     if not directory.is_dir():
         raise UsageError(f"{directory} is no directory; give one that holds runs")
     found: list[tuple[Path, JobStatus]] = []
@@ -222,7 +230,14 @@ def list_runs(directory: Path, *, as_json: bool) -> None:
         table.add_column("previous")
     for (run, look), kept in zip(found, previous, strict=True):
         script = "-" if look.script is None else Path(look.script).name
-        cells = (str(run), script, _state(look), str(look.step), saved_in_words(look), str(kept))
+        cells = (
+            str(run),
+            script,
+            _state(look),
+            str(look.step),
+            saved_in_words(look.last_save),
+            str(kept),
+        )
         table.add_row(*map(Text, cells[: len(table.columns)]))
     console = output()
     at_any_width = console.options.update(max_width=_WIDEST)  # a path that is cut cannot be copied

@@ -107,6 +107,12 @@ class Place(FileSystem):
             its = f"{self.url} holds run {theirs.run_id}"
             raise UsageError(f"{its}, and this is run {ours.run_id}{other}")
 
+    def runs(self) -> tuple[Path, ...]:
+        """Return the places here and below that have the record of a run, by name."""
+        name = RunDirectory(self.path).record_path.name
+        found = [self.path / key for key in self._sizes(self.path)]
+        return tuple(sorted(path.parent for path in found if path.name == name))
+
     def script_files(self) -> tuple[Path, ...]:
         """Return the files here that a script of the run has made in its run directory."""
         there = RunDirectory(self.path)

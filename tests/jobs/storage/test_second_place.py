@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import holdfast_code
 from extended import extended
 from s3_server import BUCKET, S3Server, s3_server
 from workload import EVEN, Undisturbed, assert_whole, request_of, run_job
@@ -38,7 +39,10 @@ def copying(run_dir: Path, *options: str) -> JobRequest:
 
 
 def test_run_whose_directory_is_gone_goes_on_from_the_bucket(
-    server: S3Server, tmp_path: Path, undisturbed: Undisturbed
+    server: S3Server,
+    tmp_path: Path,
+    undisturbed: Undisturbed,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_dir = tmp_path / "run"
     with start_job(copying(run_dir)) as running:
@@ -56,6 +60,8 @@ def test_run_whose_directory_is_gone_goes_on_from_the_bucket(
     assert (job.exit_code, job.sha256, job.leftovers) == (0, undisturbed(PACED), ())
     assert Place(URL).store.steps()[0] == LAST
     assert Place(URL).store.scan(first).verify()
+    assert holdfast_code("status", run_dir) == 0
+    assert f"copies      step {LAST}, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("way", ["killed", extended("hanging")])
