@@ -6,7 +6,7 @@ Nothing of a state may be used before some reader has verified each shard.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor, TensorSpec
 
 _MOST_DIFFERENCES = 5
+_NONE: Mapping[int, memoryview] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +92,12 @@ class StateReader:
             name: tensor.reshape(-1).view(np.uint8).data for name, tensor in self.state.items()
         }
 
-    def read(self, shards: Iterable[int]) -> None:
-        """Read these shards into the state and verify them.
+    def read(self, shards: Iterable[int], images: Mapping[int, memoryview] = _NONE) -> None:
+        """Read these shards into the state and verify them; ``images`` are files in memory.
 
         Raises ``CheckpointInvalid`` if a single byte of them does not verify.
         """
-        self._scan.read_shards(self.manifest, shards, self._target)
+        self._scan.read_shards(self.manifest, shards, self._target, images=images)
 
     def contents(self, shard: int) -> list[memoryview]:
         """Return the parts of the state that are a shard's pieces, to send or to receive them."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -54,6 +54,18 @@ _CHUNK_BYTES = 256 * 1024
 _DAMAGE = frozenset({errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR})
 
 _MOST_NAMED = 3
+_NONE: Mapping[int, memoryview] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _ImageFile:
+    """The bytes of a file that are still in memory."""
+
+    contents: memoryview
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill the whole ``buffer`` from ``offset``."""
+        buffer[:] = self.contents[offset : offset + len(buffer)]
 
 
 class Scan:
@@ -107,12 +119,19 @@ class Scan:
         target: Target,
         *,
         is_from_disk: bool = False,
+        images: Mapping[int, memoryview] = _NONE,
     ) -> None:
         """Read each piece of some shards into the buffer that ``target`` returns.
 
         None in its place only verifies the piece.  The contents mean nothing if this raises.
+        A shard whose file is among ``images`` is read there; one that does not verify is stale.
         """
         for index in shards:
+            if index in images:
+                with contextlib.suppress(CheckpointInvalid):
+                    image = _ImageFile(images[index])
+                    self._read_shard(image, manifest.shards[index], target)
+                    continue
             with self._reading(manifest, index) as file:
                 if is_from_disk:
                     file.uncache()
@@ -140,7 +159,7 @@ class Scan:
                     digest_span(file, begin, begin + (stop - start) * itemsize, digest)
         return digest.hexdigest()
 
-    def _read_shard(self, file: ReadFile, shard: ShardRecord, target: Target) -> None:
+    def _read_shard(self, file: ReadFile | _ImageFile, shard: ShardRecord, target: Target) -> None:
         outside = Digest()
         position = 0
         for spec, piece in shard.pieces:
@@ -199,14 +218,14 @@ class Scan:
         return CheckpointUnreadable.of(self._step, error)
 
 
-def digest_span(file: ReadFile, start: int, stop: int, digest: Digest) -> None:
+def digest_span(file: ReadFile | _ImageFile, start: int, stop: int, digest: Digest) -> None:
     """Digest the bytes from ``start`` to ``stop`` of a file without keeping them."""
     scratch = memoryview(bytearray(min(stop - start, _CHUNK_BYTES)))
     for position in range(start, stop, _CHUNK_BYTES):
         read_span(file, scratch[: stop - position], position, digest)
 
 
-def read_span(file: ReadFile, buffer: memoryview, offset: int, digest: Digest) -> None:
+def read_span(file: ReadFile | _ImageFile, buffer: memoryview, offset: int, digest: Digest) -> None:
     """Fill a buffer and digest it, chunk by chunk, while the bytes are in the cache."""
     for start in range(0, len(buffer), _CHUNK_BYTES):
         chunk = buffer[start : start + _CHUNK_BYTES]

@@ -48,6 +48,14 @@ def note_part(memory: memoryview, part: int, parts: int, save: SaveKey, digest: 
     _ROW.pack_into(memory, _ROW.size * part, bytes.fromhex(digest), parts, *save)
 
 
+def save_in(memory: memoryview) -> SaveKey | None:
+    """Return the save that is whole in the memory, None if there is none."""
+    *_, step, generation, attempt = _ROW.unpack_from(memory, 0)
+    found = step, generation, attempt
+    digests = digests_of(memory, found) if attempt else None
+    return None if digests is None or len(digests) > 1 else found
+
+
 def digests_of(memory: memoryview, save: SaveKey) -> frozenset[str] | None:
     """Return the digests of the states that the parts of a save are of; None if parts lack."""
     digests: list[str] = []

@@ -276,6 +276,41 @@ class HostBack(
 
 
 @dataclass(frozen=True)
+class ScaleAsked(Event, name="scale_asked", sentence="the job is to go on with {workers} workers"):
+    """A user wants another number of workers, without spares."""
+
+    workers: int
+
+
+@dataclass(frozen=True)
+class LaunchWanted(Event):
+    """A launch of as many workers as have a place is to follow the one that trains."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class LaunchPrepared(Event):
+    """The workers of a prepared launch have initialised MPI, and wait before their script."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class PreparationFailed(
+    Event,
+    name="preparation_failed",
+    sentence="another launch cannot be prepared, so this one trains on: {reason}",
+    listed="notices",
+    hidden=["generation"],
+):
+    """A launch that was to follow the one that trains is gone; that trains on."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class StopAsked(Event):
     """A request to stop the job; ``exit_code`` applies if the job is killed while it trains."""
 
@@ -296,6 +331,18 @@ class Launch:
     reason: str
     spent: int = 0
     is_renewal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Start a launch beside the one that trains; its workers wait before their script."""
+
+    launch: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class DropPrepared:
+    """Kill the workers of a prepared launch, which no one needs any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +372,7 @@ class AskToStop:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Ask all workers to save at the next step and stop; a launch of all workers follows."""
+    """Ask all workers to save at the next step and stop; the prepared launch follows."""
 
     reason: str
 
@@ -341,4 +388,14 @@ class End:
     """Whether an error of the workers has ended it, with any exit code."""
 
 
-Command: TypeAlias = Launch | KillLaunch | AbandonLaunch | AskToSave | AskToStop | Renew | End
+Command: TypeAlias = (
+    Launch
+    | Prepare
+    | DropPrepared
+    | KillLaunch
+    | AbandonLaunch
+    | AskToSave
+    | AskToStop
+    | Renew
+    | End
+)

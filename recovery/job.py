@@ -8,11 +8,15 @@ is up, no worker could go on after a death.)
     LAUNCHING --all joined--> RUNNING --launch ended--> LAUNCHING or OVER
         └──a death──> ENDING --launch ended--> LAUNCHING or OVER
 
-A launch that has lost more than half of its workers (half, with several hosts), and gets on, is
-*renewed*: its workers stop with a checkpoint, and a launch of all workers follows.  Nothing is lost
-by it, so the budget is not charged.  Only a commit of the worn world renews: the disk takes
-checkpoints then, and the last one will not fail.  A launch that follows one without a checkpoint is
-as large as the last world.  It is smaller if the world that made the newest checkpoint was.
+A launch of another size may be wanted while one trains: workers were lost and have a place again
+(`recovery.regrow`), or a user asked for it.  It is *prepared* beside the other: its workers
+initialise MPI, and wait before their script.  Then those that train stop with a checkpoint, and the
+prepared launch takes their place.  Nothing is lost by it, so the budget is not charged.  Workers
+are asked to stop only after a commit of their world: the disk takes checkpoints then, and the last
+one will not fail.  What fails in a preparation costs the launch that trains nothing.
+
+A launch that follows one without a checkpoint is as large as the last world.  It is smaller if the
+world that made the newest checkpoint was.
 
 Each wait for such an event has a bound (`recovery.launch`).  A launch that is overdue
 is killed; one that does not even end then is given up.
@@ -43,6 +47,7 @@ from holdfast.recovery.event import (
     AskToStop,
     CheckpointCommitted,
     Command,
+    DropPrepared,
     End,
     Event,
     HostBack,
@@ -51,8 +56,13 @@ from holdfast.recovery.event import (
     Launch,
     LaunchEnded,
     LaunchOverdue,
+    LaunchPrepared,
+    LaunchWanted,
+    PreparationFailed,
+    Prepare,
     Renew,
     RunDirectoryLost,
+    ScaleAsked,
     StopAsked,
     TimeIsShort,
     WorkerCompleted,
@@ -68,14 +78,10 @@ from holdfast.recovery.world import WorkerId
 CHECKPOINTS_OF_A_REFUND = 3
 """So many checkpoints of one launch pay one earlier relaunch back."""
 
-CHECKPOINTS_BEFORE_A_RENEWAL = 3
-"""A launch with so many checkpoints gets on, and so will the next one."""
-CHECKPOINTS_OF_A_SMALL_LAUNCH = 12
-"""A launch that was worn before it got on is renewed once it has got on for so long."""
-
 Commands: TypeAlias = tuple[Command, ...]
 _TOLD = (WorkerFailed, WorkerCompleted, WorkerStopped)
 _PROGRESS = (WorldFormed, CheckpointCommitted)
+_OF_PLANS = (LaunchWanted, LaunchPrepared)
 
 
 class JobState(Enum):
@@ -104,14 +110,6 @@ class JobTerms:
     slots: int | None = None
     """How many workers the job's hosts take; None: as many as are asked for."""
 
-    def is_degraded(self, world: tuple[WorkerId, ...]) -> bool:
-        """Return whether so few workers are left that a launch of all is worth its start.
-
-        With several hosts half of them are few: one of two hosts was lost, and is back.
-        """
-        left, fitting = 2 * len(world), self.fitting(self.workers - self.spares)
-        return left < fitting or (self.slots is not None and left == fitting)
-
     def fitting(self, workers: int) -> int:
         """Return how many of ``workers`` have a place."""
         return workers if self.slots is None else min(workers, self.slots)
@@ -136,6 +134,11 @@ class JobMachine:
         self._has_lost_host_early = False
         """Whether a host was lost before the newest launch was up: no fault of the script."""
         self._fits = terms.workers  # so many have made the newest checkpoint
+        self._planned: Launch | None = None
+        """A launch that is prepared beside the one that trains."""
+        self._is_planned_ready = False
+        self._asked: int | None = None
+        """How many workers a user has asked for since, until a launch has them."""
 
     @property
     def state(self) -> JobState:
@@ -199,33 +202,85 @@ class JobMachine:
         return ()
 
     @property
-    def _is_degraded(self) -> bool:
-        """Whether so few workers train that a launch of all is worth its start."""
+    def is_rescaled(self) -> bool:
+        """Whether a user has asked for another number of workers, and no launch has them yet."""
+        return self._asked is not None and self._asked != len(self._view.world)
+
+    @property
+    def may_plan(self) -> bool:
+        """Whether a launch of another size may follow the one that trains."""
         is_ending = self.is_stopping or self._view.is_renewing or self._is_short_of_time
-        return (
-            not is_ending and self._terms.can_shrink and self._terms.is_degraded(self._view.world)
-        )
+        is_training = self._state is JobState.RUNNING and not self._view.is_after_training
+        return is_training and self._planned is None and not is_ending
 
-    def _form(self, event: Event) -> Commands:
-        """Keep it; ask a launch that is worn, and got on before, for a checkpoint."""
-        self._note(event)
-        got_on = self._view.checkpoints >= CHECKPOINTS_BEFORE_A_RENEWAL
-        if not got_on or not self._is_degraded or self._view.is_wearing:
+    @property
+    def active(self) -> tuple[int, int]:
+        """How many workers train, and how many would after a launch of all; no spares."""
+        most = self._terms.workers - self._terms.spares
+        fitting = self._terms.fitting(self._terms.workers)
+        return min(len(self._view.world), most), min(fitting, most)
+
+    def _scale(self, event: Event) -> Commands:
+        """Remember it; a launch that is prepared with another size is dropped."""
+        assert isinstance(event, ScaleAsked)
+        self._terms = replace(self._terms, workers=event.workers + self._terms.spares)
+        self._asked = self._terms.fitting(self._terms.workers)
+        return self._drop()
+
+    def _plan(self, event: Event) -> Commands:
+        """Prepare a launch beside the one that trains, whose world is asked for a checkpoint."""
+        assert isinstance(event, LaunchWanted)
+        count = self._terms.fitting(self._terms.workers)
+        if not count or not self.may_plan:
             return ()
-        self._view = replace(self._view, is_wearing=True)
-        return (AskToSave(),)
+        self._planned = self._next_launch(count, event.reason, self._relaunches + 1)
+        self._is_planned_ready = False
+        ask = () if self._view.has_world_saved else (AskToSave(),)
+        return (Prepare(self._planned), *ask)
 
-    def _commit(self, event: Event) -> Commands:
-        """Keep it; ask a worn launch that gets on to make room for one of all workers."""
-        assert isinstance(event, CheckpointCommitted)
-        self._note(event)
-        view = self._view
-        got_on = view.is_wearing or view.checkpoints >= CHECKPOINTS_OF_A_SMALL_LAUNCH
-        is_of_world = event.worker in view.world  # no late word of a worker that has died since
-        if not (got_on and is_of_world and self._is_degraded) or view.is_after_training:
+    def _ready(self, event: Event) -> Commands:
+        """Make room for the prepared launch, now or after the next commit."""
+        assert isinstance(event, LaunchPrepared)
+        if self._planned is not None and event.generation == self._planned.generation:
+            self._is_planned_ready = True
+        return self._make_room()
+
+    def _make_room(self) -> Commands:
+        """Ask the workers to make room for a launch that is ready, once their world has saved."""
+        planned, view = self._planned, self._view
+        is_ending = self.is_stopping or view.is_renewing or view.is_after_training
+        if planned is None or not self._is_planned_ready or is_ending or not view.has_world_saved:
             return ()
         self._view = replace(view, is_renewing=True)
-        return (Renew(f"{len(view.world)} of {self._terms.workers} workers are left"),)
+        return (Renew(planned.reason),)
+
+    def _forget_plan(self, event: Event) -> Commands:
+        """Forget a launch that could not be prepared."""
+        assert isinstance(event, PreparationFailed)
+        if self._planned is not None and event.generation == self._planned.generation:
+            self._planned = None
+        return ()
+
+    def _ignore(self, _event: Event) -> Commands:
+        """Keep nothing: what was prepared for is over."""
+        return ()
+
+    def _drop(self) -> Commands:
+        """Drop a prepared launch for which nobody was asked to make room."""
+        if self._planned is None or self._view.is_renewing:
+            return ()
+        self._planned = None
+        return (DropPrepared(),)
+
+    def _form(self, event: Event) -> Commands:
+        """Keep it; a world that is to make room has to save first."""
+        self._note(event)
+        return () if self._planned is None else (AskToSave(),)
+
+    def _commit(self, event: Event) -> Commands:
+        """Keep it; ask workers to make room for a launch that is ready."""
+        self._note(event)
+        return self._make_room()
 
     def _change_slots(self, event: Event) -> Commands:
         """Remember it: a launch has no more workers than the hosts take."""
@@ -239,9 +294,9 @@ class JobMachine:
         return ()
 
     def _hurry(self, _event: Event) -> Commands:
-        """Remember it: no launch is renewed any more."""
+        """Remember it: no launch follows any more before the time is up."""
         self._is_short_of_time = True
-        return ()
+        return self._drop()
 
     def _join(self, event: Event) -> Commands:
         """Keep it; when all have joined, the job is running."""
@@ -279,7 +334,7 @@ class JobMachine:
             self._stop_code = event.exit_code
             return self._kill("the job was told to stop at once", is_urgent=True)
         self._stop_code = event.exit_code
-        return (AskToStop(),)
+        return (*self._drop(), AskToStop())
 
     def _lose_directory(self, event: Event) -> Commands:
         """Kill the launch, ending: nothing can be saved any more, and no launch follows."""
@@ -315,7 +370,7 @@ class JobMachine:
             return self._finish(end)
         if self._view.was_renewed:
             self._budget = self._budget.refund(self._view.checkpoints)
-            return self._relaunch("a launch of all workers follows a worn one", is_renewal=True)
+            return self._replace()
         causes = event.reason or self._view.causes
         before, checkpoints = self._budget, self._view.checkpoints
         if not self._has_lost_host_early:  # a host is lost twice at most
@@ -335,18 +390,26 @@ class JobMachine:
         self._state = JobState.OVER
         return (end,)
 
-    def _relaunch(self, reason: str, *, is_renewal: bool = False) -> Commands:
+    def _relaunch(self, reason: str) -> Commands:
         """Launch as many workers as the job began with, if the last launch got on."""
         self._relaunches += 1
-        got_on = is_renewal or self._view.checkpoints > 0
+        got_on = self._view.checkpoints > 0
         wanted = self._terms.workers if got_on else min(len(self._view.world), self._fits)
-        return self._launch(wanted, reason, is_renewal=is_renewal)
+        return self._launch(wanted, reason)
+
+    def _replace(self) -> Commands:
+        """Let the prepared launch take the place of one that has made room."""
+        planned = self._planned
+        if planned is None:  # it was lost meanwhile
+            return self._relaunch("a launch follows one that has made room")
+        self._relaunches += 1
+        return self._begin(replace(planned, spent=self._budget.spent))
 
     def _kill(self, reason: str, *, is_urgent: bool = False) -> Commands:
         self._state = JobState.ENDING
         return (KillLaunch(reason, is_urgent),)
 
-    def _launch(self, wanted: int, reason: str, *, is_renewal: bool = False) -> Commands:
+    def _launch(self, wanted: int, reason: str) -> Commands:
         """Launch as many workers as are wanted and have a place; without any the job is over."""
         count = self._terms.fitting(wanted)
         if not count:
@@ -358,15 +421,26 @@ class JobMachine:
                     f"{words}; see to the hosts, then run again: {way}",
                 )
             )
+        return self._begin(self._next_launch(count, reason, self._relaunches))
+
+    def _next_launch(self, count: int, reason: str, relaunch: int) -> Launch:
         workers = tuple(WorkerId(self._next_id + index) for index in range(count))
         generation = max(self._next_generation, self._view.generation + 1)
         self._next_generation = generation + count
         self._next_id += count
-        self._view = LaunchView.of(workers, generation)
+        is_planned = relaunch > self._relaunches
+        return Launch(
+            generation, workers, relaunch, reason, self._budget.spent, is_renewal=is_planned
+        )
+
+    def _begin(self, launch: Launch) -> Commands:
+        self._view = LaunchView.of(launch.workers, launch.generation)
+        self._planned = None
         self._has_lost_host_early = False
+        if self._asked == len(launch.workers):
+            self._asked = None
         self._state = JobState.LAUNCHING
-        account = (self._relaunches, reason, self._budget.spent)
-        return (Launch(generation, workers, *account, is_renewal=is_renewal),)
+        return (launch,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,12 +496,21 @@ TRANSITIONS: MappingProxyType[tuple[JobState, type[Event]], _Action] = MappingPr
     | {(state, LaunchEnded): JobMachine._conclude for state in _ALIVE}
     | {(state, seen): JobMachine._change_slots for state in _ALIVE for seen in (HostLost, HostBack)}
     | {(state, TimeIsShort): JobMachine._hurry for state in _ALIVE}
+    | {(state, ScaleAsked): JobMachine._scale for state in _ALIVE}
+    | {(state, PreparationFailed): JobMachine._forget_plan for state in _ALIVE}
+    | {
+        (s, seen): JobMachine._ignore
+        for s in _NOT_RUNNING
+        for seen in (LaunchPrepared, LaunchWanted)
+    }
     | {(state, RunDirectoryLost): JobMachine._lose_directory for state in _ALIVE}
     | {
         (JobState.LAUNCHING, WorkerJoined): JobMachine._join,
         (JobState.LAUNCHING, WorkerExited): JobMachine._die_early,
         (JobState.LAUNCHING, StopAsked): JobMachine._ask_to_stop,
         (JobState.LAUNCHING, LaunchOverdue): JobMachine._cut_short,
+        (JobState.RUNNING, LaunchWanted): JobMachine._plan,
+        (JobState.RUNNING, LaunchPrepared): JobMachine._ready,
         (JobState.RUNNING, WorldFormed): JobMachine._form,
         (JobState.RUNNING, CheckpointCommitted): JobMachine._commit,
         (JobState.RUNNING, WorkerExited): JobMachine._exit,

@@ -43,7 +43,11 @@ from holdfast.recovery.event import (
     HostLost,
     LaunchEnded,
     LaunchOverdue,
+    LaunchPrepared,
+    LaunchWanted,
+    PreparationFailed,
     RunDirectoryLost,
+    ScaleAsked,
     StopAsked,
     TimeIsShort,
     WorkerCompleted,
@@ -95,10 +99,10 @@ class LaunchView:
     saved_step: int = -1
     was_formed: bool = False
     """Whether a world was ever agreed on: before that no worker has trained."""
-    is_wearing: bool = False
-    """Whether it had got on before it was worn, so that its next checkpoint renews it."""
+    has_world_saved: bool = False
+    """Whether the newest world has committed a checkpoint: the disk takes its last one, too."""
     is_renewing: bool = False
-    """Whether its workers were asked to make room for a launch of all workers."""
+    """Whether its workers were asked to make room for a prepared launch."""
 
     @staticmethod
     def of(workers: tuple[WorkerId, ...], generation: int) -> LaunchView:
@@ -110,7 +114,9 @@ class LaunchView:
         match event:
             case LaunchEnded() | LaunchOverdue() | StopAsked() | TimeIsShort() | RunDirectoryLost():
                 return True
-            case HostLost() | HostBack():
+            case HostLost() | HostBack() | ScaleAsked() | LaunchWanted():
+                return True
+            case LaunchPrepared() | PreparationFailed():
                 return True
             case WorldFormed(workers=workers):
                 return set(workers) <= set(self.workers)
@@ -119,7 +125,7 @@ class LaunchView:
 
     @property
     def was_renewed(self) -> bool:
-        """Whether its workers have made room for a launch of all workers."""
+        """Whether its workers have made room for a prepared launch."""
         return self.is_renewing and bool(self.stops)
 
     @property
@@ -196,11 +202,21 @@ class LaunchView:
             case WorldFormed(generation, workers):
                 if generation < self.generation:
                     return self  # an old report that came late
-                return replace(self, generation=generation, world=workers, was_formed=True)
-            case CheckpointCommitted(_, step):
-                is_newer = step > self.saved_step
-                saved_step = max(step, self.saved_step)
-                return replace(self, checkpoints=self.checkpoints + is_newer, saved_step=saved_step)
+                return replace(
+                    self,
+                    generation=generation,
+                    world=workers,
+                    was_formed=True,
+                    has_world_saved=False,
+                )
+            case CheckpointCommitted(worker, step):
+                return replace(
+                    self,
+                    checkpoints=self.checkpoints + (step > self.saved_step),
+                    saved_step=max(step, self.saved_step),
+                    # a late word of a worker that has died since is of an older world
+                    has_world_saved=self.has_world_saved or worker in self.world,
+                )
             case WorkerExited(worker):
                 return replace(self, exits=self.exits | {worker: event})
             case _:

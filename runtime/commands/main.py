@@ -37,7 +37,7 @@ _LONGEST_SUMMARY = 200
 """Letters: more than the first sentence on any command has."""
 
 _GROUPS = {
-    "Run": {"run": "run", "attach": "orders", "stop": "orders", "demo": "demo"},
+    "Run": {"run": "run", "attach": "orders", "stop": "orders", "scale": "orders", "demo": "demo"},
     "Look": {"status": "status", "logs": "logs", "report": "report", "list": "status"},
     "Checkpoints": {
         **{"save": "orders", "inspect": "inspect", "verify": "checkpoints"},

@@ -1,4 +1,4 @@
-"""``holdfast attach``, ``save`` and ``stop``: what a living job is asked for."""
+"""``holdfast attach``, ``save``, ``scale`` and ``stop``: what a living job is asked for."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from holdfast.runtime.errors import NotSaved
 from holdfast.runtime.head.living_job import answers_to
 from holdfast.runtime.head.visits import (
     AskSave,
+    AskScale,
     AskStop,
     JobDone,
     SaveAsked,
     SaveDone,
     SaveRefused,
+    ScaleAnswered,
 )
 from holdfast.runtime.run.run_directory import RunDirectory
 
@@ -66,6 +68,29 @@ def save(run_dir: Path, *, wait: bool, timeout: float) -> None:
             raise NotSaved(
                 f"the job in {directory.path} ended without another checkpoint; run it again"
             )
+
+
+@click.command(
+    cls=Documented,
+    examples=("scale holdfast-train 8", "scale /scratch/run 2 --timeout 60"),
+    context_settings={"show_default": True},
+)
+@living_run_argument
+@click.argument("workers", type=click.IntRange(min=1))
+@timeout_option
+def scale(run_dir: Path, *, workers: int, timeout: float) -> None:
+    """Let the job that runs in RUN_DIR go on with this number of WORKERS.
+
+    They are prepared beside the training. Then those that train save and make room for them.
+    Another number of workers changes no byte of the result. Exits with 75 when the job cannot.
+    """
+    directory = RunDirectory(run_dir.absolute())
+    until = "has not answered"
+    with contextlib.closing(answers_to(directory, AskScale(workers), timeout, until)) as answers:
+        answer = next(found for found in answers if isinstance(found, ScaleAnswered))
+    if answer.refusal:
+        raise NotSaved(f"the job in {directory.path} does not scale: {answer.refusal}")
+    click.echo(f"the job goes on with {workers} workers as soon as they are ready")
 
 
 @click.command(

@@ -24,22 +24,30 @@ from holdfast.recovery.event import (
     AskToStop,
     CheckpointCommitted,
     Command,
+    DropPrepared,
     End,
     Event,
     KillLaunch,
     Launch,
     LaunchEnded,
+    LaunchWanted,
+    PreparationFailed,
+    Prepare,
     Renew,
     RunDirectoryLost,
+    ScaleAsked,
     StopAsked,
     TimeIsShort,
     WorkerCompleted,
     WorkerExited,
     WorkerJoined,
+    WorldFormed,
 )
 from holdfast.recovery.fault import Moment, RandomFaults, faults_of_launch, parse_faults
 from holdfast.recovery.job import DECIDED, JobMachine, JobState, RestartBudget
 from holdfast.recovery.launch import LaunchClock, Situation
+from holdfast.recovery.placement import total_slots
+from holdfast.recovery.regrow import Pace, Regrowth
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.head.console import JobConsole
@@ -47,7 +55,7 @@ from holdfast.runtime.head.job import Job, LaunchLog
 from holdfast.runtime.head.orders import HeardSignals, TimeDue
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.head.visits import Standing
-from holdfast.runtime.host.host_messages import LaunchOrder, Order
+from holdfast.runtime.host.host_messages import LaunchOrder, Order, PrepareOrder
 from holdfast.runtime.run.checkpoint_events import CheckpointFailed
 from holdfast.runtime.run.entries import Entry
 from holdfast.runtime.run.events import (
@@ -61,7 +69,9 @@ from holdfast.runtime.run.events import (
     Warned,
 )
 from holdfast.runtime.run.failure_history import RunHistory
+from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.system.codec import from_plain
+from holdfast.runtime.system.witnessed_time import witnessed_s
 
 _IDLE_POLLS = 10
 """After so many the end of a launch would have been told, if there was one."""
@@ -94,7 +104,7 @@ class Decider:
         obey: Callable[[Order], None],
         place: Callable[[int], tuple[str, ...]] = lambda _: (),
     ) -> None:
-        self._job = job
+        self.job = job
         self._run = run
         self._console = console
         self._obey_agent = obey
@@ -115,6 +125,10 @@ class Decider:
         self.limits = job.limits
         self.log = LaunchLog(job)
         self.end: End | None = None
+        self._regrowth = Regrowth()
+        self._pace = Pace(0, 0, 0.0)
+        self._prepared_hosts: tuple[str, ...] = ()
+        """Where the workers of the launch live that is prepared."""
         self._heard = HeardSignals(self.limits.stops)
 
     def begin(self) -> None:
@@ -150,6 +164,12 @@ class Decider:
         self._console.show(event)
         if isinstance(event, CheckpointCommitted):
             self.limits.saved(event)
+        match event:
+            case WorldFormed(generation):
+                is_loss = generation != self._machine.view.generation
+                self._regrowth = self._regrowth.formed(witnessed_s(), is_loss=is_loss)
+            case PreparationFailed():
+                self._regrowth = self._regrowth.failed(witnessed_s())
         if type(event) in DECIDED:
             self._handle(event)
 
@@ -162,8 +182,15 @@ class Decider:
             case CheckpointFailed():  # perhaps the directory is gone
                 self._run.check()
 
-    def poll(self, now: float, *, is_idle: bool, is_held: bool = False) -> None:
-        """Mind the time of the job and the bounds of its launch; call it twice a second.
+    def poll(
+        self,
+        now: float,
+        *,
+        is_idle: bool,
+        is_held: bool = False,
+        progress: StepReport | None = None,
+    ) -> None:
+        """Mind the time of the job, the bounds and the size of its launch; call it twice a second.
 
         ``is_idle`` is whether no worker is hosted, ``is_held`` whether the next launch waits for a
         host, which has a bound of its own.
@@ -185,6 +212,39 @@ class Decider:
         overdue = self._clock.overdue
         if overdue is not None:
             self._handle(overdue)
+        self._look_whether_to_grow(progress, now)
+
+    def _look_whether_to_grow(self, progress: StepReport | None, now: float) -> None:
+        """Want a launch of another size if a user has asked for it, or if more workers pay."""
+        if progress is None:
+            return
+        self._pace = Pace(progress.step, progress.steps, now)
+        machine = self._machine
+        workers, possible = machine.active
+        self._regrowth = self._regrowth.seen(self._pace, workers)
+        if self.end is not None or not machine.may_plan:
+            return
+        if machine.is_rescaled:
+            self._handle(LaunchWanted(f"{possible} workers are wanted"))
+        elif self.job.config.options.regrow == "auto" and self._regrowth.pays(
+            self._pace, workers, possible
+        ):
+            self._handle(LaunchWanted(f"{workers} of {possible} workers are left"))
+
+    def scale(self, workers: int) -> str:
+        """Let the job go on with another number of workers; return why it cannot, "" if it does."""
+        config, hosts = self.job.config, self.job.hosts
+        parts, slots = config.record.microbatches, total_slots(hosts)
+        if self.is_stopping or self._has_failed:
+            return "it is ending"
+        if workers > parts:
+            return f"each step has {parts} microbatches, so more than {parts} workers would be idle"
+        if hosts and workers + config.options.spares > slots:
+            return f"its hosts take {slots} workers; stop it and run it again with other --hosts"
+        options = replace(config.options, workers=workers)
+        self.job = replace(self.job, config=replace(config, options=options))
+        self.on_event(ScaleAsked(workers))
+        return ""
 
     def lose_directory(self, lost: RunDirectoryLost) -> None:
         """End the job, whose run directory is gone or another job's."""
@@ -286,24 +346,38 @@ class Decider:
                     self._obey_agent(command)
                 case Renew(reason):
                     self._console.tell(Renewing(reason))
+                    self._regrowth = self._regrowth.made_room(self._pace.now)
                     self._obey_agent(command)
-                case AskToSave() | AskToStop():
+                case Prepare(launch):
+                    self._prepared_hosts = self._place(len(launch.workers))
+                    order = self._order_of(launch, self._prepared_hosts, is_prepared=True)
+                    self._obey_agent(PrepareOrder(order))
+                case AskToSave() | AskToStop() | DropPrepared():
                     self._obey_agent(command)
 
     def _launch(self, launch: Launch) -> None:
         self._console.launching(launch)
-        order = self._job.order_of(
-            launch,
-            options=replace(self._job.config.options, faults=self._faults_of(launch)),
-            history=self._history.at(time.monotonic()),
-            hosts=self._place(len(launch.workers)),
-        )
+        hosts, self._prepared_hosts = self._prepared_hosts, ()
+        if not launch.is_renewal:
+            hosts = self._place(len(launch.workers))
+        order = self._order_of(launch, hosts)
         self.log.begin(order)
         self._obey_agent(order)
 
+    def _order_of(
+        self, launch: Launch, hosts: tuple[str, ...], *, is_prepared: bool = False
+    ) -> LaunchOrder:
+        return self.job.order_of(
+            launch,
+            options=replace(self.job.config.options, faults=self._faults_of(launch)),
+            history=self._history.at(time.monotonic()),
+            hosts=hosts,
+            is_prepared=is_prepared,
+        )
+
     def _faults_of(self, launch: Launch) -> tuple[str, ...]:
         """Return what strikes the launch; random faults never spend the last relaunch."""
-        options = self._job.config.options
+        options = self.job.config.options
         budget = RestartBudget(options.max_restarts, launch.spent)
         most = len(launch.workers)
         if budget.charge(checkpoints=0).is_spent:
@@ -328,7 +402,7 @@ class Decider:
 
         Workers of a relaunch have larger ids, so a fault may wait for one that never comes.
         """
-        options = self._job.config.options
+        options = self.job.config.options
         last = options.workers + options.spares - 1
         for fault in parse_faults(options.faults):
             if isinstance(fault, RandomFaults):

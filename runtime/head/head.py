@@ -35,6 +35,7 @@ from holdfast.runtime.head.visits import (
     AnotherJob,
     Asked,
     AskSave,
+    AskScale,
     AskStatus,
     AskStop,
     BeginJob,
@@ -50,6 +51,7 @@ from holdfast.runtime.head.visits import (
     PassSignals,
     Refused,
     SaveRequests,
+    ScaleAnswered,
     ShowJob,
     Standing,
     StopOrdered,
@@ -144,8 +146,10 @@ class Head:
             with job.errors_told():
                 if job.decider.end is None:
                     job.hosts.poll(now)
-                job.decider.poll(now, is_idle=is_idle, is_held=self._held is not None)
-                job.progress.show(self._agent.launch.progress)
+                seen = self._agent.launch.progress
+                is_held, progress = self._held is not None, seen.progress
+                job.decider.poll(now, is_idle=is_idle, is_held=is_held, progress=progress)
+                job.progress.show(seen)
                 job.copier.poll(now)
                 self._show_metrics(job, now)
             if self._held is not None and not self._waits_for_hosts(job):
@@ -196,6 +200,11 @@ class Head:
                 self._dismiss(visitor.channel)
             case AskSave(is_waiting), job:
                 self._take_save(job, visitor, is_waiting=is_waiting)
+            case AskScale(workers), job:
+                with job.errors_told():
+                    refusal = job.decider.scale(workers)
+                    visitor.channel.post(to_message(ScaleAnswered(refusal)))
+                self._dismiss(visitor.channel)
             case AskStop(is_urgent), job:
                 self._stoppers.append(visitor.channel)
                 visitor.channel.post(to_message(JobStopping()))
@@ -303,7 +312,7 @@ class Head:
         decider = Decider(job, run, console, self._agent.obey, hosts.place)
         saves = SaveRequests(decider.save)
         copier = CopierLink(self._reactor, job.config, console.show)
-        self._job = _RunningJob(job, run, progress, console, decider, hosts, saves, copier)
+        self._job = _RunningJob(run, progress, console, decider, hosts, saves, copier)
         run.serve(self._job.on_record, self._job.on_directory)
         if self._writers is not None:
             run.connect(self._writers)
@@ -443,7 +452,6 @@ class _Client:
 class _RunningJob:
     """A job and everything that works for it; hears of the run directory."""
 
-    job: Job
     run: RunLink
     progress: ProgressLog
     console: JobConsole
@@ -451,6 +459,11 @@ class _RunningJob:
     hosts: JobHosts
     saves: SaveRequests
     copier: CopierLink
+
+    @property
+    def job(self) -> Job:
+        """What the job is by now."""
+        return self.decider.job
 
     @contextlib.contextmanager
     def errors_told(self) -> Iterator[None]:

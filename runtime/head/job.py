@@ -30,7 +30,7 @@ from holdfast.runtime.head.visits import Standing
 from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder, News
 from holdfast.runtime.host.launchers import LaunchTerms
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.system.codec import to_plain
+from holdfast.runtime.system.codec import from_plain, to_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,16 @@ class Job:
         return LaunchOrder(config, mpi, launch.relaunch, launch.spent)
 
     def after(self, standing: Standing) -> Job:
-        """Return the job with the losses of hosts that another head has seen.
+        """Return the job as another head has left it: its losses of hosts, and its size.
 
         Without another host, the launch waits for those that are missing.
         """
         found = dataclasses.replace(self, losses=standing.losses, missing=standing.missing)
+        if standing.order is not None:
+            last = from_plain(LaunchOrder, standing.order).config.options.workers
+            options = dataclasses.replace(self.config.options, workers=last)
+            config = dataclasses.replace(self.config, options=options)
+            found = dataclasses.replace(found, config=config)
         return found if found.terms.slots else dataclasses.replace(found, missing=())
 
     @property

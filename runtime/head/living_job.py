@@ -25,6 +25,7 @@ from holdfast.runtime.head.visits import (
     AnotherJob,
     Answered,
     AskSave,
+    AskScale,
     AskStatus,
     AskStop,
     ClientRefused,
@@ -406,7 +407,7 @@ def _answer(channel: Channel, within_s: float) -> Message | None:
 
 
 def answers_to(
-    directory: RunDirectory, order: AskSave | AskStop, timeout_s: float, until: str
+    directory: RunDirectory, order: AskSave | AskStop | AskScale, timeout_s: float, until: str
 ) -> Generator[Answered, None, None]:
     """Send an order to a job, and yield each answer; ``until`` says what has not been yet.
 

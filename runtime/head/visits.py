@@ -96,6 +96,13 @@ class AskStop:
 
 
 @dataclass(frozen=True, slots=True)
+class AskScale:
+    """Go on with so many workers, as soon as they are ready."""
+
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClientTaken:
     """The client is the job's from now on; it has the lease, and all for another head."""
 
@@ -172,6 +179,13 @@ class SaveRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleAnswered:
+    """The job will have so many workers, or a reason says why it will not."""
+
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStopping:
     """The job was asked to end."""
 
@@ -186,11 +200,18 @@ class JobDone:
 
 
 OfClient: TypeAlias = ClientPing | PassSignals
-Asked: TypeAlias = BeginJob | ShowJob | AskStatus | AskSave | AskStop
+Asked: TypeAlias = BeginJob | ShowJob | AskStatus | AskSave | AskStop | AskScale
 Refused: TypeAlias = JobStarting | ClientRefused | AnotherJob
 ToClient: TypeAlias = ClientTaken | Refused | HeadPong | Standing | StopOrdered | JobDone
 Answered: TypeAlias = (
-    HeadStatus | JobStarting | SaveAsked | SaveDone | SaveRefused | JobStopping | JobDone
+    HeadStatus
+    | JobStarting
+    | SaveAsked
+    | SaveDone
+    | SaveRefused
+    | ScaleAnswered
+    | JobStopping
+    | JobDone
 )
 
 

@@ -34,13 +34,15 @@ from holdfast.recovery.event import (
     AbandonLaunch,
     AskToSave,
     AskToStop,
+    DropPrepared,
     KillLaunch,
     LaunchEnded,
+    PreparationFailed,
     Renew,
 )
 from holdfast.recovery.launch import KILLED_WITH_ITS_LAUNCH
 from holdfast.runtime.host.host import Host, LocalHost
-from holdfast.runtime.host.host_messages import LaunchOrder, News, Order
+from holdfast.runtime.host.host_messages import LaunchOrder, News, Order, PrepareOrder
 from holdfast.runtime.host.hosted_launch import HostedLaunch
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedWorker
 from holdfast.runtime.host.limits import HostLimits
@@ -158,6 +160,11 @@ class Agent:
         match order:
             case LaunchOrder():
                 self._begin(order)
+            case PrepareOrder(launch):
+                self._prepare(launch)
+            case DropPrepared():
+                self.launch.prepared.drop("another launch is wanted")
+                self._mpi.drop_prepared()
             case KillLaunch(_, is_urgent):
                 self.launch.kill_all(KILLED_WITH_ITS_LAUNCH, is_urgent=is_urgent)
                 self._mpi.kill()
@@ -191,6 +198,17 @@ class Agent:
         except OSError as error:
             self.tell(LaunchEnded(f"mpiexec started no worker: {what}: {error}"))
 
+    def _prepare(self, order: LaunchOrder) -> None:
+        """Start a launch beside the one that trains, which goes on if that fails."""
+        config, mpi = order.config, order.mpi
+        assert mpi is not None
+        try:
+            self.launch.prepare(config)
+            self._mpi.prepare(config.generation, mpi, len(config.workers), self.socket)
+        except OSError as error:
+            self.launch.prepared.drop("it cannot begin")
+            self.tell(PreparationFailed(config.generation, str(error)))
+
     def turn(self) -> float:
         """Wait until something happens or is due, and see to it; return the time then."""
         if self.launch.is_helpless:
@@ -203,6 +221,9 @@ class Agent:
         self._mpi.poll(now, self.launch.state)
         if now - self._polled_at >= pause_s:
             self._polled_at = now
+            generation, why = self._mpi.why_none_prepared()
+            if why:
+                self.launch.prepared.fail(generation, why)
             self._keep_directory()
             self.host.poll(now, (self._mpi.pid, *self.launch.shells))
             self.launch.poll(now)

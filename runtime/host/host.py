@@ -36,6 +36,7 @@ from holdfast.runtime.run.journal import Records
 from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.saving.save_messages import (
+    AskHeld,
     AskMemory,
     Hurry,
     OfWorker,
@@ -93,6 +94,8 @@ class Host:
         self._silence = SilenceWatch(tell, self._kill, heartbeat_timeout_s)
         self._config: WorkerConfig | None = None
         """That of the newest launch."""
+        self._prepared: WorkerConfig | None = None
+        """That of a launch which may follow it."""
         self._is_watching = False
         self._processes: dict[tuple[int, WorkerId], WorkerProcess] = {}
         self._condemned_since: dict[tuple[int, WorkerId], float] = {}
@@ -113,11 +116,10 @@ class Host:
             OSError: a worker cannot be made, because the system has nothing to spare.
         """
         match message:
+            case messages.PrepareLaunch(config):
+                self._prepared = config
             case messages.BeginLaunch(config):
-                self._config = config
-                self._is_watching = False
-                self._silence.forget()
-                self._output.speaker = config.worker
+                self._begin(config)
             case messages.MakeWorkers(generation, workers):
                 self._make(generation, workers)
             case LetBegin():
@@ -138,6 +140,17 @@ class Host:
                 self._output.speaker = worker
             case messages.Describe():
                 self._describe()
+
+    def _begin(self, config: WorkerConfig) -> None:
+        """Let another launch begin; the workers that were prepared for it run their script."""
+        self._config = config
+        self._is_watching = False
+        self._silence.forget()
+        self._output.speaker = config.worker
+        for process in self._living:
+            if process.generation == config.generation:
+                own = dataclasses.replace(config, worker=process.worker)
+                process.answer(messages.BeginLaunch(own))
 
     def _let_write(self, message: WriterWork | PlanSaves | Hurry) -> None:
         match message:
@@ -163,7 +176,8 @@ class Host:
 
         ``others`` are children of this process that another part of it waits for.
         """
-        watched = [process for process in self._living if process.pid is not None]
+        newest = 0 if self._config is None else self._config.generation
+        watched = [p for p in self._living if p.pid is not None and p.generation <= newest]
         is_inquiring = self._silence.poll(watched if self._is_watching else [], now)
         restoring = [process for process in watched if process.page.phase is Phase.RESTORING]
         read = tuple(
@@ -217,8 +231,9 @@ class Host:
         return [process for process in self._processes.values() if not process.is_condemned]
 
     def _make(self, generation: int, workers: Sequence[WorkerId]) -> None:
-        launch = self._config
-        if launch is None or launch.generation != generation:
+        known = (self._config, self._prepared)
+        launch = next((one for one in known if one and one.generation == generation), None)
+        if launch is None:
             return
         for worker in workers:
             config = dataclasses.replace(launch, worker=worker)
@@ -331,6 +346,8 @@ class Host:
         match message:
             case AskMemory():
                 self._give_memory(process, message)
+            case AskHeld(step):
+                process.answer(*self._memory.held(step))
             case PlanSaves():
                 self._memory.plan(process.generation, message)
                 self.writer.plan(message)

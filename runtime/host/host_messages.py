@@ -21,6 +21,7 @@ from holdfast.recovery.event import (
     AbandonLaunch,
     AskToSave,
     AskToStop,
+    DropPrepared,
     Event,
     KillLaunch,
     Launch,
@@ -81,14 +82,38 @@ class LaunchOrder:
         return Launch(generation, workers, self.relaunch, "taken over", self.spent)
 
 
-Order = LaunchOrder | KillLaunch | AbandonLaunch | AskToSave | AskToStop | Renew
+@dataclass(frozen=True, slots=True)
+class PrepareOrder:
+    """Start this launch beside the one that trains; its workers wait before their script."""
+
+    launch: LaunchOrder
+
+
+Order = (
+    LaunchOrder
+    | PrepareOrder
+    | DropPrepared
+    | KillLaunch
+    | AbandonLaunch
+    | AskToSave
+    | AskToStop
+    | Renew
+)
 """What the head has an agent do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareLaunch:
+    """Another launch is prepared beside the one that trains, and may follow it."""
+
+    config: WorkerConfig
 
 
 @dataclass(frozen=True, slots=True)
 class BeginLaunch:
     """Another launch begins; nobody is watched before ``Watch``.
 
+    If it was prepared, its workers run their script from now on.
     The worker of the configuration is shown.  All others are told the same, but for their number.
     """
 
@@ -176,7 +201,8 @@ class Describe:
 
 
 Down = (
-    BeginLaunch
+    PrepareLaunch
+    | BeginLaunch
     | MakeWorkers
     | LetBegin
     | Watch

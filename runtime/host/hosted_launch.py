@@ -14,7 +14,6 @@ saves in a halt, and that nobody lives any more, so that memory is settled.
 from __future__ import annotations
 
 import dataclasses
-import errno
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -24,6 +23,7 @@ from holdfast.recovery.event import (
     HostLost,
     WorkerExited,
     WorkerFailed,
+    WorkerJoined,
     WorkerStopped,
     WorldFormed,
     WorldNamed,
@@ -40,12 +40,15 @@ from holdfast.runtime.host.hosted_worker import (
     GuardLink,
     HostedWorker,
     describe,
+    make_workers,
+    placing,
     short_report,
 )
 from holdfast.runtime.host.launch_saves import FailedSaves, LaunchSaves
 from holdfast.runtime.host.mpi_host import HostState
 from holdfast.runtime.host.pairs import Broken, PairTrials
 from holdfast.runtime.host.pool_process import Forked, LetBegin
+from holdfast.runtime.host.preparation import Preparation, Preparations
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import (
     PoolLost,
@@ -110,6 +113,8 @@ class HostedLaunch:
         """The generation of the newest world that was told of."""
         self._workers: dict[WorkerId, HostedWorker] = {}
         """Of all launches: no two have a worker in common."""
+        self.prepared = Preparations()
+        """The workers of a launch that may follow."""
         self._saves: dict[int, LaunchSaves] = {}
         """Those of the newest launch, and of older ones whose memory is not settled."""
         self._failed_saves = FailedSaves()
@@ -179,11 +184,8 @@ class HostedLaunch:
         Raises:
             OSError: a host is lost, or this one cannot make a worker.
         """
-        names = launch.host_of
-        hosts = {"": self._hosts[0], **{h.name or self.pairs.own_name: h for h in self._hosts}}
-        gone = sorted(set(names.values()) - hosts.keys())
-        if gone:
-            raise OSError(errno.EHOSTDOWN, f"{', '.join(gone)} cannot be reached")
+        placed = self._placing(launch)
+        prepared = self.prepared.take(launch.generation)
         self.kill_all(f"generation {launch.generation} begins")
         self._launch = launch
         self._fencing.begin(launch.options.stall_timeout_s)
@@ -191,7 +193,7 @@ class HostedLaunch:
         self._has_guards = self._has_lost = self._has_lost_pool = False
         self._is_urgent = self._is_abandoned = False
         self._post_all(messages.BeginLaunch(launch))
-        self._placed = {worker: hosts[name] for worker, name in names.items()}
+        self._placed = placed
         self._world = launch.generation
         self._worlds = OneWorld(launch.generation, launch.workers)
         self._saves = {key: saves for key, saves in self._saves.items() if saves.is_settling}
@@ -202,14 +204,25 @@ class HostedLaunch:
             lambda: self.workers,
             self._failed_saves,
         )
-        of_hosts: dict[HostLink, list[WorkerId]] = {}
-        for worker in launch.workers:
-            of_hosts.setdefault(self._placed[worker], []).append(worker)
-        for host, workers in of_hosts.items():
-            host.post(messages.MakeWorkers(launch.generation, tuple(workers)))
-        for worker in launch.workers:
-            place = self._placed[worker], names[worker]
-            self._workers[worker] = HostedWorker(worker, launch.generation, *place)
+        found = make_workers(launch, placed) if prepared is None else prepared.workers
+        self._workers |= {hosted.worker: hosted for hosted in found}
+        if prepared is not None:
+            self._watch()
+            for hosted in found:
+                self._tell(WorkerJoined(hosted.worker))
+
+    def prepare(self, launch: WorkerConfig) -> None:
+        """Let the hosts make the workers of a launch that may follow, beside those that train.
+
+        Raises:
+            OSError: a host is lost, or this one cannot make a worker.
+        """
+        placed = self._placing(launch)
+        self._post_all(messages.PrepareLaunch(launch))
+        self.prepared.add(Preparation(launch, make_workers(launch, placed), self._tell))
+
+    def _placing(self, launch: WorkerConfig) -> Mapping[WorkerId, HostLink]:
+        return placing(launch, {host.name or self.pairs.own_name: host for host in self._hosts})
 
     @property
     def _others(self) -> list[RemoteHost]:
@@ -298,6 +311,7 @@ class HostedLaunch:
             hosted.was_killed(cause)
         for hosted in lost:
             self._on_exit(hosted, hosted.lost_event(cause))
+        self.prepared.lose_host(host, cause)
         for saves in list(self._saves.values()):
             saves.lose_host(host)
         self._name_worlds()
@@ -319,9 +333,16 @@ class HostedLaunch:
         self._reactor.watch_channel(
             guard.channel, lambda _: None, lambda: hosted.kill("guard lost")
         )
+        if hosted.worker in self._workers:
+            self._watch()
+
+    def _watch(self) -> None:
+        """Fence silent workers from now on.
+
+        One whose own guard never comes is silent too, and the others would wait for it in MPI_Init
+        for ever.
+        """
         if not self._has_guards:
-            # One whose own guard never comes is silent too, and the others would wait for it in
-            # MPI_Init for ever.
             self._has_guards = True
             self._post_all(messages.Watch())
 
@@ -343,6 +364,7 @@ class HostedLaunch:
         self._is_urgent |= is_urgent
         for hosted in self.workers:
             hosted.kill(why)
+        self.prepared.drop(why)
 
     def abandon(self, why: str) -> None:
         """Kill all workers, and let the hosts report their deaths although they may not end.
@@ -370,6 +392,7 @@ class HostedLaunch:
         limit_s = self._heartbeat_timeout_s
         self._cut_off(self._worlds.left_behind({*self._living}, witnessed_s(), limit_s))
         self.pairs.poll()
+        self.prepared.poll()
 
     def push(self) -> None:
         """Go on with what workers have reported, and let other hosts know what is new of statuses.
@@ -422,6 +445,7 @@ class HostedLaunch:
         """Take note of what a worker tells, or its host tells of it; it may be gone by now."""
         hosted = self._workers.get(worker)
         if hosted is None:
+            self.prepared.hear(worker, message)
             return
         match message:
             case TracePiece():
@@ -476,12 +500,10 @@ class HostedLaunch:
             host.post(message)
 
     def _expecting(self, hello: GuardHello) -> HostedWorker | None:
-        launch = self._launch
-        if launch is None or hello.generation != launch.generation:
-            return None
-        if not 0 <= hello.rank < len(launch.workers):
-            return None
-        hosted = self._workers.get(launch.workers[hello.rank])
+        launch, hosted = self._launch, self.prepared.expecting(hello)
+        if launch is not None and hello.generation == launch.generation:
+            its = launch.workers[hello.rank : hello.rank + 1] if hello.rank >= 0 else ()
+            hosted = next((self._workers.get(one) for one in its), None)
         if hosted is None or hosted.is_condemned or hosted.guard is not None:
             return None
         return hosted

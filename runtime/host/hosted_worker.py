@@ -9,13 +9,15 @@ Its process, with what belongs to it, is `WorkerProcess`: that exists on the wor
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.recovery.event import LOST_WITH_ITS_HOST, WorkerExited, WorkerFailed
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.host_messages import HostLink, KillWorker
+from holdfast.runtime.host.host_messages import HostLink, KillWorker, MakeWorkers
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.progress import LaunchReport, StepReport, WorkerReport
 from holdfast.runtime.system.channel import Channel, to_message
 from holdfast.runtime.system.processes import HeldProcess
@@ -205,6 +207,35 @@ class HostedWorker:
         self.page.close()
         if self.guard is not None:
             self.guard.close()
+
+
+def placing(launch: WorkerConfig, hosts: Mapping[str, HostLink]) -> Mapping[WorkerId, HostLink]:
+    """Return the host of each worker of a launch; of several hosts the workers name theirs.
+
+    Raises ``OSError`` if one of them is lost.
+    """
+    names = launch.host_of
+    known = {"": next(iter(hosts.values())), **hosts}
+    gone = sorted(set(names.values()) - known.keys())
+    if gone:
+        raise OSError(errno.EHOSTDOWN, f"{', '.join(gone)} cannot be reached")
+    return {worker: known[name] for worker, name in names.items()}
+
+
+def make_workers(
+    launch: WorkerConfig, placed: Mapping[WorkerId, HostLink]
+) -> tuple[HostedWorker, ...]:
+    """Let the hosts make the workers of a launch, which wait for their guards."""
+    names = launch.host_of
+    of_hosts: dict[HostLink, list[WorkerId]] = {}
+    for worker in launch.workers:
+        of_hosts.setdefault(placed[worker], []).append(worker)
+    for host, workers in of_hosts.items():
+        host.post(MakeWorkers(launch.generation, tuple(workers)))
+    return tuple(
+        HostedWorker(worker, launch.generation, placed[worker], names[worker])
+        for worker in launch.workers
+    )
 
 
 def describe(hosted: HostedWorker, standing_s: float | None) -> WorkerReport:

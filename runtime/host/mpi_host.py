@@ -141,13 +141,15 @@ class HostState:
 
 
 class MpiHost:
-    """One mpiexec at a time, for the newest launch."""
+    """The mpiexec of the newest launch, and that of a launch which is prepared."""
 
     def __init__(self, reactor: Reactor, tell: Callable[[Event], None], directory: Path) -> None:
         self._reactor = reactor
         self._tell = tell
         self._directory = directory
         self._launch: MpiLaunch | None = None
+        self._prepared: MpiLaunch | None = None
+        self._prepared_generation = 0
         self._abandoned: list[MpiLaunch] = []
         """Those that were killed and may still hang; their files go when they have ended."""
         self._generation = 0
@@ -159,14 +161,48 @@ class MpiHost:
         return None if self._launch is None else self._launch.pid
 
     def begin(self, generation: int, order: MpiOrder, ranks: int, agent: Path) -> None:
-        """Start mpiexec with one guard for each rank; an earlier one is killed.
+        """Start mpiexec with one guard for each rank, or take the one that was prepared.
+
+        An earlier one is killed.
 
         Raises:
             OSError: it cannot be started.
         """
+        prepared, self._prepared = self._prepared, None
         self.abandon()  # the head waits for no process
         self._generation = generation
         self._empty_since = None
+        if prepared is not None and self._prepared_generation == generation:
+            self._launch = prepared
+            return
+        self._let_go(prepared)
+        self._launch = self._started(generation, order, ranks, agent)
+
+    def prepare(self, generation: int, order: MpiOrder, ranks: int, agent: Path) -> None:
+        """Start mpiexec for a launch that may follow.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self.drop_prepared()
+        self._prepared = self._started(generation, order, ranks, agent)
+        self._prepared_generation = generation
+
+    def drop_prepared(self) -> None:
+        """Kill the mpiexec of a launch that follows no more."""
+        prepared, self._prepared = self._prepared, None
+        self._let_go(prepared)
+
+    def why_none_prepared(self) -> tuple[int, str]:
+        """Return the launch whose mpiexec has ended before its turn, and its last words, once."""
+        prepared = self._prepared
+        if prepared is None or not prepared.has_ended:
+            return 0, ""
+        words = without_rules(prepared.words()) or "it has ended"
+        self.drop_prepared()
+        return self._prepared_generation, f"mpiexec: {words}"
+
+    def _started(self, generation: int, order: MpiOrder, ranks: int, agent: Path) -> MpiLaunch:
         directory = self._directory / f"launch-{generation}"
         directory.mkdir(mode=0o700, parents=True)
         line = LaunchLine(
@@ -181,12 +217,13 @@ class MpiHost:
         environment = line.environment(
             os.environ, HOLDFAST_AGENT=str(agent), HOLDFAST_GENERATION=str(generation)
         )
-        self._launch = MpiLaunch(
+        launch = MpiLaunch(
             line,
             environment,
             lambda caller: self._tell(Warned(stranger(caller, "mpiexec"))),
         )
-        self._reactor.watch(self._launch.end_fd, self._wake)
+        self._reactor.watch(launch.end_fd, lambda: self._reactor.forget(launch.end_fd))
+        return launch
 
     def kill(self) -> None:
         """SIGKILL mpiexec and its guards; its end is told as usual."""
@@ -206,11 +243,15 @@ class MpiHost:
         elif host.had_guards:
             if self._empty_since is None:
                 self._empty_since = now
-            if not host.ended_well or now - self._empty_since >= LINGERS_S:
+            if self._prepared is not None and host.ended_well:  # the next launch waits for this end
+                self.abandon()
+                self._tell(LaunchEnded())
+            elif not host.ended_well or now - self._empty_since >= LINGERS_S:
                 launch.kill()
 
     def close(self) -> None:
         """Kill mpiexec, and wait for it; its end is not told."""
+        self.drop_prepared()
         self.abandon()
         for launch in self._abandoned:
             launch.clear()
@@ -218,15 +259,13 @@ class MpiHost:
     def abandon(self) -> None:
         """Kill mpiexec, and let go of it although it may hang in the kernel; tell nothing."""
         launch, self._launch = self._launch, None
+        self._let_go(launch)
+
+    def _let_go(self, launch: MpiLaunch | None) -> None:
         if launch is not None:
             launch.kill()
             self._reactor.forget(launch.end_fd)
             self._abandoned.append(launch)
-
-    def _wake(self) -> None:
-        """Let the loop run once; it looks at the launch each time."""
-        if self._launch is not None:
-            self._reactor.forget(self._launch.end_fd)
 
     def _conclude(self, launch: MpiLaunch, host: HostState) -> None:
         words = "" if host.had_guards else without_rules(launch.words())

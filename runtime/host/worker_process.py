@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from holdfast.recovery.detector import ChangeDetector
 from holdfast.recovery.event import Event, WorkerExited
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.host.host_messages import LetLeave, NameWorld
+from holdfast.runtime.host.host_messages import BeginLaunch, LetLeave, NameWorld
 from holdfast.runtime.host.output import Forwarded
 from holdfast.runtime.host.pool_process import LetBegin
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import WorkerFenced
-from holdfast.runtime.saving.save_messages import UseMemory
+from holdfast.runtime.saving.save_messages import HeldSave, UseMemory
 from holdfast.runtime.system.channel import pair, to_message
 from holdfast.runtime.system.processes import (
     describe_status,
@@ -98,8 +98,12 @@ class WorkerProcess:
             self.kill(self._why_killed)
         return self.end_fd
 
-    def answer(self, message: UseMemory | LetLeave | NameWorld, fds: Sequence[int] = ()) -> None:
-        """Send the worker an answer, if it still has its channel."""
+    def answer(
+        self,
+        message: BeginLaunch | UseMemory | HeldSave | LetLeave | NameWorld,
+        fds: Sequence[int] = (),
+    ) -> None:
+        """Send the worker what it waits for, if it still has its channel."""
         if not self.control.is_closed:
             self.control.post(to_message(message), fds)
 

@@ -58,11 +58,19 @@ _check_timeout = _seconds("a positive number of seconds", or_none=False)
 _check_wait = _seconds("a time of 0 s or more")
 _check_pause = _seconds("a number of seconds, or 0 or never for none")
 
+REGROW = ("auto", "never")
+
 
 def _check_rule(rule: str) -> None:
     """Refuse an unknown rule for learning rates."""
     if rule not in _RULES:
         raise ValueError(f"must be {' or '.join(_RULES)}, got {rule!r}")
+
+
+def _check_regrow(word: str) -> None:
+    """Refuse an unknown answer to whether places are filled again."""
+    if word not in REGROW:
+        raise ValueError(f"must be {' or '.join(REGROW)}, got {word!r}")
 
 
 def _check_faults(texts: tuple[str, ...]) -> None:
@@ -254,6 +262,13 @@ class JobOptions:
     )
     shrink: bool = _switch(
         "--shrink", "Whether survivors go on in place.", default=True, off_flag="--no-shrink"
+    )
+    regrow: str = option(
+        "--regrow",
+        "Whether the places of dead workers and lost hosts are filled again when it pays.",
+        "auto",
+        metavar="|".join(REGROW),
+        check=_check_regrow,
     )
     verify_every: int | None = _number(
         "--verify-every",

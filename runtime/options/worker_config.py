@@ -42,6 +42,8 @@ class WorkerConfig:
     """The digest of each file of the program that the job began with, by its path."""
     script_begun: str = ""
     """Where the client's links led to the script when the job began."""
+    is_prepared: bool = False
+    """Whether a launch that trains has to make room before the script runs."""
 
     def __post_init__(self) -> None:
         """Refuse a launch that makes no sense: it comes from another process."""

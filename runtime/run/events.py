@@ -167,9 +167,9 @@ class Relaunch(Event, name="relaunch", listed="relaunches", hidden=["spent"]):
 class Renewing(
     Event,
     name="renewing",
-    sentence="{reason}: stopping with a checkpoint, to go on with all workers",
+    sentence="{reason}: stopping with a checkpoint to make room for others, which are prepared",
 ):
-    """A launch stops to make room for one of all workers."""
+    """A launch stops to make room for one that is prepared."""
 
     reason: str
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,6 +19,7 @@ from typing import TypeAlias
 from holdfast.checkpoint.errors import CheckpointError, StorageFailed
 from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import ImageMap, share_of
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.shares import note_part, written_by
 from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.placement import SavePart
@@ -25,9 +27,16 @@ from holdfast.recovery.saves import PartHeld, ShareWritten, WorkFailed
 from holdfast.runtime.saving.committer import MOST_THREADS
 from holdfast.runtime.saving.plan import SavePlan, SaveRequest
 from holdfast.runtime.saving.save_memory import HostBuffers
-from holdfast.runtime.saving.save_messages import AskMemory, OfWorker, PartCopied, PlanSaves
-from holdfast.runtime.system.channel import FDS, to_message
-from holdfast.runtime.system.codec import encode
+from holdfast.runtime.saving.save_messages import (
+    AskHeld,
+    AskMemory,
+    HeldSave,
+    OfWorker,
+    PartCopied,
+    PlanSaves,
+)
+from holdfast.runtime.system.channel import FDS, MessageKinds, to_message
+from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.system.witnessed_time import Bound
 from holdfast.runtime.worker.context import WorkerContext
@@ -36,6 +45,7 @@ FREE_WITHIN_S = 60.0
 """So long a save waits for its memory; a disk that is slower costs it, and the next one waits."""
 
 _LOOK_S = 0.001
+_HELD: MessageKinds[HeldSave] = MessageKinds(HeldSave)
 
 _World: TypeAlias = tuple[SavePart, int, int]
 """This worker's part, the generation, and the number of its first save."""
@@ -94,6 +104,24 @@ class PendingSave:
         bound = Bound(timeout_s)
         while not self.is_done and not bound.has_passed:
             time.sleep(_LOOK_S)
+
+
+def images_in_memory(context: WorkerContext, manifest: Manifest) -> Mapping[int, memoryview]:
+    """Return the files of a step's shards that this host still has in memory, by their numbers.
+
+    They may be written over at any time, so their digests decide.
+    """
+    answer = context.ask_agent(to_message(AskHeld(manifest.step)))
+    fds = answer.pop(FDS, ())
+    if not fds:
+        return {}
+    memory = HostBuffers.of_agent(fds)[0]
+    held = _HELD.decode(answer)
+    image_map = decode(SavePlan, held.plan.encode()).image_map(held.share, held.hosts)
+    if image_map.layout.writers != manifest.writers:
+        return {}
+    sizes = {shard: manifest.shards[shard].size for shard in image_map.pieces}
+    return {shard: image_map.image(memory, shard, size) for shard, size in sizes.items()}
 
 
 class AgentSaver:

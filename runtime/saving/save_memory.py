@@ -14,10 +14,16 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from holdfast.checkpoint.shares import HEADER_BYTES, digests_of
+from holdfast.checkpoint.shares import HEADER_BYTES, digests_of, save_in
 from holdfast.recovery.saves import PartHeld, SaveTicket
 from holdfast.runtime.run.progress import memory as memory_words
-from holdfast.runtime.saving.save_messages import AskMemory, PartCopied, PlanSaves, UseMemory
+from holdfast.runtime.saving.save_messages import (
+    AskMemory,
+    HeldSave,
+    PartCopied,
+    PlanSaves,
+    UseMemory,
+)
 from holdfast.runtime.system.own_process import Usage, sealed_memory
 
 BUFFERS = 2
@@ -115,6 +121,16 @@ class SaveMemory:
             return None
         self._held = ticket
         return PartHeld(ticket, copied.share, digests, copied.seconds, cursor)
+
+    def held(self, step: int) -> tuple[HeldSave, tuple[int, ...]]:
+        """Return the newest save of a step that is whole in memory, and the memory."""
+        for found in reversed(self.kept):
+            for fd, header in zip(found.fds, found.headers, strict=True):
+                key = save_in(memoryview(header))
+                if key is not None and key[0] == step and found.plan is not None:
+                    plan = found.plan
+                    return HeldSave(plan.plan, plan.share, plan.hosts), (fd,)
+        return HeldSave(), ()
 
     def close(self) -> None:
         """Close all descriptors."""

@@ -48,6 +48,22 @@ class UseMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class AskHeld:
+    """Is the save of this step in memory?"""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSave:
+    """The memory that comes along holds a save by this plan; none does if there is no plan."""
+
+    plan: str = ""
+    share: int = 0
+    hosts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class PlanSaves:
     """The plan of the saves of this world, in the memory of this layout."""
 
@@ -84,7 +100,9 @@ class DiskMoved:
     nbytes: int
 
 
-OfWorker: TypeAlias = AskMemory | PlanSaves | PartCopied | PartHeld | ShareWritten | WorkFailed
+OfWorker: TypeAlias = (
+    AskMemory | AskHeld | PlanSaves | PartCopied | PartHeld | ShareWritten | WorkFailed
+)
 """The last three come from a worker that writes from its own state, for lack of memory."""
 WriterWork: TypeAlias = WriteShare | CommitSave | MakeSpace | RemoveSave
 """Each is answered once, in order."""

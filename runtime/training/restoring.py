@@ -6,7 +6,8 @@ newest valid checkpoint, or keeps the state that its model was built with.  So d
 fresh start are one path.  A death anywhere in it is repaired like any other.  A worker that begins
 alone, or with the same weights as all others, holds the newest state already.
 
-A checkpoint is read by all workers together.  The candidates are the steps that rank 0 lists,
+A checkpoint is read by all workers together: from the memory of the hosts that saved it, as far
+as that is still whole, else from the disk.  The candidates are the steps that rank 0 lists,
 newest first.  Each worker reads and verifies its part of the shards, then sends it to the others:
 the file system delivers every byte once, to all hosts alike.  Digests come first: no byte is sent
 before all shards have verified.  Nothing is loaded before all workers have everything.  If a step
@@ -35,7 +36,7 @@ from __future__ import annotations
 import errno
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -64,6 +65,7 @@ from holdfast.runtime.run import events
 from holdfast.runtime.run.checkpoint_events import Rejected, Unreadable
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.script_record import TRAININGS
+from holdfast.runtime.saving.agent_saver import images_in_memory
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.codec import decode, encode
 from holdfast.runtime.system.witnessed_time import witnessed_s
@@ -217,6 +219,8 @@ class _Try:
     is_stop_wanted: bool
     steps: tuple[int, ...]
     """The candidates, of rank 0."""
+    held: tuple[int, ...] = ()
+    """The shards whose files are in the memory of its host."""
 
 
 class JobRestore:
@@ -234,6 +238,10 @@ class JobRestore:
         self._patience = patience
         self._spent_s = 0.0
         self._steps: tuple[int, ...] = ()
+        self._images: Mapping[int, memoryview] = {}
+        """The files of the step at hand that are in this host's memory."""
+        self._holders: list[tuple[int, ...]] = []
+        """The shards whose files are in the memory of each worker's host."""
         self._troubles: dict[int, Trouble] = {}
         """Of the steps that were given up; those that are not damaged may be whole."""
         self._is_one_of_several = bool(mine.context.config.script_record.largest(TRAININGS))
@@ -298,19 +306,17 @@ class JobRestore:
 
         def open_step() -> None:
             found.append(StateReader(self._store, step, self._context.config.record.run_id))
+            self._images = images_in_memory(self._context, found[0].manifest)
 
         def read_part() -> None:
             found[0].allocate()
-            shards, ranks = found[0].manifest.writers, communicator.size
-            found[0].read(
-                shard
-                for shard in range(shards)
-                if _reader_of(shard, shards, ranks) == communicator.rank
-            )
+            mine = [shard for shard, rank in enumerate(readers) if rank == communicator.rank]
+            found[0].read(mine, self._images)
 
         if not self._succeeds(step, open_step):
             return None
         (reader,) = found
+        readers = readers_of(reader.manifest.writers, self._holders)
         cursor = reader.manifest.cursor
         is_mine = self._job.stage.is_of(cursor)
         if not is_mine or is_passed_over(cursor, is_followed=self._is_followed(step)):
@@ -328,11 +334,10 @@ class JobRestore:
             raise UsageError(f"{error}{_READS_BACK * self._is_one_of_several}") from error
         if not self._succeeds(step, read_part):
             return None
-        shards = reader.manifest.writers
-        for shard in range(shards):
+        for shard in range(reader.manifest.writers):
             for contents in reader.contents(shard):
                 view = np.frombuffer(contents, np.uint8)
-                communicator.broadcast(view, _reader_of(shard, shards, communicator.size))
+                communicator.broadcast(view, readers[shard])
         self._context.rejected.discard(step)
         return Restored(reader.state, reader.manifest)
 
@@ -360,6 +365,7 @@ class JobRestore:
             worst = max((found.trouble for found in tries), key=lambda trouble: trouble.finding)
             if worst.finding is ReadFinding.FINE:
                 self._steps = tries[0].steps
+                self._holders = [found.held for found in tries]
                 break
             trouble = replace(worst, seconds=spent_s - first_s, tries=count)
             nap_s = patience.nap_s(worst.finding, count, spent_s)
@@ -382,7 +388,7 @@ class JobRestore:
     def _exchange(self, mine: Trouble) -> list[_Try]:
         """Return the tries of all workers, in rank order; each tells its own trouble."""
         is_stop_wanted = bool(self._context.page.requests & RequestFlag.STOP)
-        told = _Try(mine, self._spent_s, is_stop_wanted, self._steps)
+        told = _Try(mine, self._spent_s, is_stop_wanted, self._steps, tuple(self._images))
         return [decode(_Try, found) for found in self._communicator.allgather_bytes(encode(told))]
 
     def _refuse_edit(self, step: int, saved: Mapping[str, object]) -> None:
@@ -505,9 +511,17 @@ class JobRestore:
             self._context.journal.record(events.Warned(text=text))
 
 
-def _reader_of(shard: int, shards: int, ranks: int) -> int:
-    """Return the rank that reads a shard.  Ranks of a host are neighbours: all hosts read alike."""
-    return shard * ranks // shards
+def readers_of(shards: int, holders: Sequence[Collection[int]]) -> list[int]:
+    """Return the rank that reads each shard: one of those that have it in memory, if there are any.
+
+    ``holders`` has the shards of each rank.  Ranks of a host are neighbours: all hosts read alike.
+    """
+    ranks, found = len(holders), []
+    for shard in range(shards):
+        near = [rank for rank in range(ranks) if shard in holders[rank]]
+        usual = shard * ranks // shards
+        found.append(usual if usual in near or not near else near[shard % len(near)])
+    return found
 
 
 def _trouble_of(attempt: Callable[[], None]) -> Trouble:

@@ -52,6 +52,7 @@ from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.journal import SentRecords
 from holdfast.runtime.script.modules import prefer_users_modules, text_of
 from holdfast.runtime.system.channel import Channel, to_message
+from holdfast.runtime.system.codec import from_plain
 from holdfast.runtime.system.connections import stranger
 from holdfast.runtime.system.devices import take_device
 from holdfast.runtime.system.timeline import Activity
@@ -113,6 +114,9 @@ def main(
     page.enter(Activity.JOIN)
     take_device(config.place_on_host)  # MPI may look for devices, too
     context = _join(config, agent, page)
+    if context is None:
+        _end(ExitCode.DONE)
+    config = context.config
     install(context)
     watch = HaltWatch(config.worker, page, context.halt, context.report)
     beats += [watch.poll, context.beat]
@@ -122,8 +126,11 @@ def main(
     _leave(context, report)
 
 
-def _join(config: WorkerConfig, agent: Channel, page: WorkerStatus) -> WorkerContext:
-    """Initialise MPI and return the worker's surroundings."""
+def _join(config: WorkerConfig, agent: Channel, page: WorkerStatus) -> WorkerContext | None:
+    """Initialise MPI and return the worker's surroundings; None if its agent is gone.
+
+    A worker that was prepared waits until the launch before has made room.
+    """
     from holdfast.runtime.exchange.mpi_communicator import join_world
 
     page.phase = Phase.JOINING
@@ -134,6 +141,10 @@ def _join(config: WorkerConfig, agent: Channel, page: WorkerStatus) -> WorkerCon
 
     communicator = join_world(shrinkable=config.options.shrink, tell=tell)
     agent.send(to_message(WorkerJoined(config.worker)))
+    if config.is_prepared:
+        if (begin := agent.receive()) is None:
+            return None
+        config = from_plain(WorkerConfig, begin["config"])
     journal = SentRecords(agent.send)
     injector = injector_of(config, journal)
 

@@ -24,7 +24,7 @@ from holdfast.checkpoint.errors import (
 )
 from holdfast.checkpoint.filesystem import FileSystem
 from holdfast.checkpoint.manifest import Header
-from holdfast.checkpoint.reader import compare_specs, restore, restore_newest
+from holdfast.checkpoint.reader import StateReader, compare_specs, restore, restore_newest
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor, TensorSpec, state_sha256
 
@@ -42,6 +42,29 @@ states = st.dictionaries(
 
 A = TensorSpec("a", "float32", (3, 4))
 B = TensorSpec("b", "int64", ())
+
+
+@pytest.mark.parametrize("damage", ["none", "of the file", "of the image"])
+def test_shard_is_read_from_memory_or_where_that_is_stale_from_its_file(
+    store: CheckpointStore,
+    state_of: Callable[[int], State],
+    same_bytes: Callable[[State, State], bool],
+    damage: str,
+) -> None:
+    state = state_of(2)
+    save(store, state, header=Header("run", 4, 30), writers=2, cursor={"step": 30})
+    reader = StateReader(store, 30)
+    (path,) = store.directory.glob("step-*/*00001*.h5")
+    image = bytearray(path.read_bytes())
+    if damage == "of the file":
+        path.write_bytes(bytes(len(image)))
+    elif damage == "of the image":
+        image[-1] ^= 1
+
+    reader.allocate()
+    reader.read(range(2), {1: memoryview(image)})
+
+    assert same_bytes(reader.state, state)
 
 
 @pytest.mark.parametrize("writers", [1, 2, 3, 5, 8])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,9 @@ from workload import (
     assert_struck,
     assert_whole,
     request_of,
-    wait_for_checkpoints,
 )
 
-from holdfast.recovery.job import CHECKPOINTS_BEFORE_A_RENEWAL
-from holdfast.testing import JobRun, RunningJob, start_job
+from holdfast.testing import JobRun, start_job
 
 pytestmark = pytest.mark.mpi
 
@@ -215,75 +213,3 @@ def test_all_workers_die_before_any_checkpoint_and_the_job_begins_again(
     assert_whole(job, EVEN, undisturbed(EVEN))
     assert_struck(job, faults)
     assert job.report.relaunches[0].restored_step is None
-
-
-def gates(folder: Path) -> list[str]:
-    """Return the arguments for a gate before the deaths and one long before the end."""
-    return ["--gates", str(folder), "--gate-steps", "60", "130"]
-
-
-def let_renew(running: RunningJob, folder: Path) -> None:
-    """Open the first gate when the launch has got on, and the second when it is renewed."""
-    wait_for_checkpoints(running, CHECKPOINTS_BEFORE_A_RENEWAL)
-    (folder / "60").touch()
-    running.wait_for("renewing")  # before the end of the training, however late it is
-    (folder / "130").touch()
-
-
-def test_launch_that_has_lost_most_of_its_workers_is_renewed(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """The last survivor stops with a checkpoint, and four workers go on from that step."""
-    faults = [f"kill worker={worker} step={62 + worker}" for worker in range(3)]
-    plain = request_of(
-        LONG, tmp_path / "run", workers=4, faults=faults, options=["--max-restarts", "0"]
-    )
-
-    with start_job(replace(plain, argv=[*plain.argv, *gates(tmp_path)])) as running:
-        let_renew(running, tmp_path)
-        job = running.wait()
-
-    assert_whole(job, LONG, undisturbed(LONG))
-    assert_struck(job, faults)
-    (renewal,) = job.report.relaunches
-    (stop,) = job.events("stopped")
-    assert (renewal.is_renewal, len(renewal.workers)) == (True, 4)
-    assert renewal.restored_step == stop["step"] > 64
-    assert "1 of 4 workers are left: stopping with a checkpoint" in job.stderr
-
-
-STUBBORN = """
-import runpy, sys, time
-from pathlib import Path
-
-script = {script!r}
-sys.path.insert(0, str(Path(script).parent))
-while True:
-    try:
-        runpy.run_path(script, run_name="__main__")
-        break
-    except BaseException:
-        time.sleep(0.1)
-"""
-
-
-@pytest.mark.extended
-def test_script_that_does_not_let_go_of_its_training_makes_room_all_the_same(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    """It catches the stop, and tries to train again, for ever.
-
-    Above, a script lets go.
-    """
-    faults = [f"kill worker={worker} step={62 + worker}" for worker in range(3)]
-    script = tmp_path / "stubborn.py"
-    plain = request_of(LONG, tmp_path / "run", workers=4, faults=faults)
-    script.write_text(STUBBORN.format(script=str(plain.script)))
-    request = replace(plain, script=script, argv=[*plain.argv, *gates(tmp_path)])
-
-    with start_job(request) as running:
-        let_renew(running, tmp_path)
-        job = running.wait()
-
-    assert_whole(job, LONG, undisturbed(LONG))
-    assert [renewal.is_renewal for renewal in job.report.relaunches] == [True]

@@ -72,7 +72,7 @@ def request_of(
         microbatches=workload.microbatches,
         faults=faults,
         argv=workload.argv,
-        options=["--threads", "1", *options],
+        options=["--threads", "1", "--regrow", "never", *options],
         environment=environment or {},
     )
 

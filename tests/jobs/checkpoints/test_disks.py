@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from workload import LONG, Undisturbed, assert_whole, request_of, wait_for_checkpoints
+from commands import holdfast_code
+from workload import LONG, Undisturbed, assert_whole, request_of
 
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.recovery.job import CHECKPOINTS_BEFORE_A_RENEWAL
 from holdfast.runtime.run.journal import Record
 from holdfast.testing import RunningJob, start_job
 
@@ -56,21 +56,20 @@ def test_full_disk_fails_saves_and_never_training(
 
 
 @pytest.mark.extended
-def test_launch_that_has_lost_most_of_its_workers_trains_on_beside_a_disk_that_takes_nothing(
+def test_launch_makes_room_for_another_only_if_the_disk_takes_a_checkpoint_of_its_world(
     small_disk: Path, undisturbed: Undisturbed
 ) -> None:
-    """It is renewed only once the disk takes a checkpoint again: its workers could not stop.
-
-    Such a launch is renewed in test_deaths.py, and saves fail above.
-    """
+    """Its workers could not stop.  Saves fail above."""
     faults = [f"kill worker={worker} step={62 + worker}" for worker in range(3)]
-    plain = request_of(LONG, small_disk, workers=4, faults=faults, options=["--max-restarts", "0"])
+    options = ["--max-restarts", "0"]
+    plain = request_of(LONG, small_disk, workers=4, faults=faults, options=options)
     gates = ["--gates", str(small_disk), "--gate-steps", "60", "130"]
     with start_job(replace(plain, argv=[*plain.argv, *gates])) as running:
-        wait_for_checkpoints(running, CHECKPOINTS_BEFORE_A_RENEWAL)
+        running.wait_for("checkpoint")
         _remount(small_disk / "checkpoints", "ro")
         (small_disk / "60").touch()
         alone = running.wait_for("world", workers=[3])
+        assert holdfast_code("scale", small_disk, 4) == 0
         running.wait_for("checkpoint_failed", generation=alone["generation"])
         before = {record["event"] for record in running.journal}
         _remount(small_disk / "checkpoints", "rw")

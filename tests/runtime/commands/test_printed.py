@@ -203,6 +203,7 @@ def test_help(place: Path, holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch) 
     """Options of a job stand in docs/options.md."""
     monkeypatch.setenv("COLUMNS", "80")
     own = ("attach", "demo", "export", "inspect", "list", "logs", "repair", "report", "save")
-    pages = ["--help", *(f"{name} --help" for name in (*own, "status", "stop", "verify"))]
+    more = ("scale", "status", "stop", "verify")
+    pages = ["--help", *(f"{name} --help" for name in (*own, *more))]
 
     compare("help", [(page, holdfast(*page.split())) for page in pages], place)

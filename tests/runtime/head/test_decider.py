@@ -24,7 +24,14 @@ from heads import (
     without_screen,
 )
 
-from holdfast.recovery.event import End, Event, Launch, LaunchEnded, RunDirectoryLost
+from holdfast.recovery.event import (
+    End,
+    Event,
+    Launch,
+    LaunchEnded,
+    LaunchPrepared,
+    RunDirectoryLost,
+)
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ExitCode
@@ -33,7 +40,7 @@ from holdfast.runtime.head.visits import Standing
 from holdfast.runtime.host.host_messages import LaunchOrder, MpiOrder
 from holdfast.runtime.run.checkpoint_events import CheckpointFailed
 from holdfast.runtime.run.events import FaultStruck
-from holdfast.runtime.run.progress import LaunchReport
+from holdfast.runtime.run.progress import LaunchReport, StepReport
 from holdfast.runtime.system.codec import to_plain
 
 INT, TERM, USR2, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP
@@ -221,30 +228,58 @@ def test_launch_that_runs_has_no_bound_and_one_that_stops_has_that_of_the_user()
     assert made.kinds == ["launch", "stop", "kill"]
 
 
-def worn() -> list[Event]:
-    """Return the words of four workers that get on until one is left."""
-    saves = [saved(3, step) for step in range(3)]
-    return [WARM, *joined(0, 1, 2, 3), *saves, exited(0), exited(1), exited(2), formed(3)]
+def shrunk() -> list[Event]:
+    """Return the words of four workers that have saved until two are left."""
+    return [WARM, *joined(0, 1, 2, 3), saved(3, 3), exited(0), exited(1), formed(2, 3), saved(3, 9)]
 
 
-def test_worn_launch_is_asked_for_a_checkpoint_and_then_renewed() -> None:
+def look(made: Decided, at: float, step: int, steps: int = 10_000) -> None:
+    """Let the decider look at a training after ``step`` of its ``steps``."""
+    report = StepReport(at, step, steps, epoch=1, epochs=1, step_of_epoch=0, steps_per_epoch=1)
+    made.decider.poll(at, is_idle=False, progress=report)
+
+
+@pytest.mark.parametrize(
+    ("regrow", "steps", "orders"),
+    [
+        ("auto", 10_000, ["launch", "prepare"]),
+        ("auto", 15, ["launch"]),  # the end is near
+        ("never", 10_000, ["launch"]),
+    ],
+)
+def test_launch_that_has_lost_workers_grows_again_if_it_pays(
+    regrow: str, steps: int, orders: list[str]
+) -> None:
+    made = decided(workers=4, regrow=regrow)
+    made.begin(*shrunk())
+
+    for second in range(3):
+        look(made, 100.0 + second, 10 + second, steps)
+
+    assert made.kinds == orders
+
+
+def test_prepared_launch_takes_the_place_of_one_that_has_stopped() -> None:
     made = decided(workers=4)
+    made.begin(*shrunk())
+    for second in range(3):
+        look(made, 100.0 + second, 10 + second)
 
-    made.begin(*worn())
-    assert made.kinds == ["launch", "save"]
-    made.hear(saved(3, 41))
+    made.hear(LaunchPrepared(5), *stopped(2, 3))
+    made.hear(exited(2, is_clean=True), exited(3, is_clean=True), ENDED)
 
-    assert made.kinds == ["launch", "save", "renew"]
-    assert made.lines[-1].endswith("stopping with a checkpoint, to go on with all workers")
+    assert made.kinds == ["launch", "prepare", "renew", "launch"]
+    assert made.launches[-1].config.workers == (4, 5, 6, 7)
+    assert any("2 of 4 workers are left: stopping" in line for line in made.lines)
 
 
-def test_job_that_is_short_of_time_renews_no_launch() -> None:
+def test_job_that_is_short_of_time_does_not_grow() -> None:
     now = time.time()
     made = decided(TimeLimits(TimeLimit(now - 3600.0, now + 200.0, "squeue")), workers=4)
-    made.begin()
-    made.decider.poll(100.0, is_idle=False)
+    made.begin(*shrunk())
 
-    made.hear(*worn(), saved(3, 41))
+    for second in range(3):
+        look(made, 100.0 + second, 10 + second)
 
     assert made.kinds == ["launch"]
 

@@ -18,6 +18,8 @@ from holdfast.recovery.event import (
     Event,
     HostBack,
     HostLost,
+    PreparationFailed,
+    ScaleAsked,
     WorkerCompleted,
     WorkerExited,
     WorkerStopped,
@@ -64,7 +66,12 @@ TOLD: list[tuple[Event, str]] = [
     ),
     (
         events.Renewing("1 of 4 is left"),
-        "1 of 4 is left: stopping with a checkpoint, to go on with all workers",
+        "1 of 4 is left: stopping with a checkpoint to make room for others, which are prepared",
+    ),
+    (ScaleAsked(8), "the job is to go on with 8 workers"),
+    (
+        PreparationFailed(5, "worker 9 died (signal SIGKILL)"),
+        "another launch cannot be prepared, so this one trains on: worker 9 died (signal SIGKILL)",
     ),
     (WorldFormed(2, (W0, W1), 3, 4), ""),
     (

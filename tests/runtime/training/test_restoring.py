@@ -18,7 +18,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.training.callback_host import CallbackHost
 from holdfast.runtime.training.consistency import Mine
 from holdfast.runtime.training.job_state import TrainingState
-from holdfast.runtime.training.restoring import JobRestore
+from holdfast.runtime.training.restoring import JobRestore, readers_of
 from holdfast.runtime.training.training_job import Stage
 
 FIRST, SECOND = Stage(), Stage(2, 10)
@@ -42,6 +42,22 @@ def test_each_worker_reads_its_part_of_the_shards(
     assert sorted(run.bytes_read.values()) == shards
     (restored,) = run.journal("restored")
     assert (restored["step"], restored["generation"]) == (10, 2)
+
+
+@pytest.mark.parametrize(
+    ("shards", "holders", "readers"),
+    [
+        (4, [(), (), (), ()], [0, 1, 2, 3]),
+        (4, [(), ()], [0, 0, 1, 1]),
+        (4, [(0, 1, 2, 3), (0, 1, 2, 3)], [0, 0, 1, 1]),  # on one host
+        (3, [(0, 1, 2), (), (0, 1, 2)], [0, 2, 2]),  # on three, and the second one is new
+        (4, [(), (0, 3), (3,)], [1, 0, 1, 2]),
+    ],
+)
+def test_shard_is_read_where_it_is_in_memory(
+    shards: int, holders: list[tuple[int, ...]], readers: list[int]
+) -> None:
+    assert readers_of(shards, holders) == readers
 
 
 def test_byte_that_one_finds_wrong_sends_all_to_the_older_step(run: Run) -> None:

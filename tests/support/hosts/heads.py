@@ -15,6 +15,7 @@ from holdfast.recovery.event import (
     AskToSave,
     AskToStop,
     CheckpointCommitted,
+    DropPrepared,
     Event,
     KillLaunch,
     LaunchEnded,
@@ -33,7 +34,7 @@ from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.preconditions import ScriptSource
 from holdfast.runtime.head.screen import ProgressLog, Screen
-from holdfast.runtime.host.host_messages import LaunchOrder, Order
+from holdfast.runtime.host.host_messages import LaunchOrder, Order, PrepareOrder
 from holdfast.runtime.host.launchers import MpiLibrary
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.entries import Entry
@@ -54,6 +55,8 @@ ORDERS = {
     AskToSave: "save",
     AskToStop: "stop",
     Renew: "renew",
+    PrepareOrder: "prepare",
+    DropPrepared: "drop",
 }
 
 

@@ -58,13 +58,14 @@ from holdfast.runtime.saving.committer import Committer, PlannedMemory
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.save_memory import HostBuffers, SaveMemory
 from holdfast.runtime.saving.save_messages import (
+    AskHeld,
     AskMemory,
     OfWorker,
     PartCopied,
     PlanSaves,
     WriterWork,
 )
-from holdfast.runtime.system.channel import FDS, MessageKinds
+from holdfast.runtime.system.channel import FDS, MessageKinds, to_message
 from holdfast.runtime.system.codec import decode
 from holdfast.runtime.system.worker_status import RequestFlag, SurvivorsMet, WorkerStatus
 from holdfast.runtime.training.callback_host import CallbackHost
@@ -356,9 +357,13 @@ class SimulatedAgent:
         if question not in _OF_SAVES:
             return {}
         asked = _OF_SAVES.decode(question)
-        assert isinstance(asked, AskMemory)
         with self._lock:
-            made, _ = self._host(host).memory.buffers(self._launch, asked)
+            memory = self._host(host).memory
+            if isinstance(asked, AskHeld):
+                held, fds = memory.held(asked.step)
+                return {**to_message(held), FDS: [os.dup(fd) for fd in fds]}
+            assert isinstance(asked, AskMemory)
+            made, _ = memory.buffers(self._launch, asked)
             return {FDS: [os.dup(fd) for fd in made.fds]}
 
     def hear(self, host: str, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
