@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.filesystem import DirectoryName, FileSystem
 from holdfast.checkpoint.names import MANIFEST_NAME, STORE_NAME, step_name, step_of
 from holdfast.checkpoint.store import CheckpointStore
@@ -254,3 +255,9 @@ def _as_os_error(error: BaseException) -> OSError:
     if isinstance(error, OSError) and error.errno is not None:
         return error
     return OSError(errno.EIO, text)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what a store has answered, without the advice for disks."""
+    cause = error.__cause__ if isinstance(error, StorageFailed) else error
+    return (cause.strerror if isinstance(cause, OSError) else None) or str(error)

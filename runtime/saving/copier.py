@@ -13,12 +13,12 @@ The head's host copies the files of all hosts, which it sees in the run director
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import select
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from holdfast.checkpoint.errors import (
@@ -35,7 +35,7 @@ from holdfast.runtime.errors import JobError
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.checkpoint_events import CopiesTold, StepCopied
 from holdfast.runtime.run.files import open_to_read
-from holdfast.runtime.run.place import Place
+from holdfast.runtime.run.place import Place, reason_of
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.saving.plan import SavePlan
 from holdfast.runtime.saving.save_messages import (
@@ -59,17 +59,13 @@ _TOLD_EVERY_S = 1.0
 _MESSAGES: MessageKinds[ToCopier] = MessageKinds(ToCopier)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Serve the head at the other end of the descriptor."""
-    parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.saving.copier")
-    parser.add_argument("--control-fd", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True, help="the head")
-    options = parser.parse_args(argv)
+def main(control_fd: str, parent: str) -> None:
+    """Serve the head, the process ``parent``, at the other end of the descriptor."""
     name_process("holdfast-copier")
     os.nice(_NICE)
     allow_many_files()
-    die_with_parent(options.parent)
-    CopierProcess(Channel.adopt(options.control_fd)).run()
+    die_with_parent(int(parent))
+    CopierProcess(Channel.adopt(int(control_fd))).run()
     os._exit(0)  # threads of libraries may wait for a store that hangs
 
 
@@ -112,9 +108,8 @@ class CopierProcess:
             copied = None
         except (CheckpointError, JobError, OSError) as error:
             if not self._pause_s:
-                reason = error.strerror if isinstance(error, OSError) else None
                 self._say(
-                    f"none just now: {reason or error}; the job goes on without, and they are "
+                    f"none just now: {reason_of(error)}; the job goes on without, and they are "
                     "tried again until it ends"
                 )
             self._pause_s = min(2 * self._pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
@@ -158,11 +153,7 @@ class CopierProcess:
 class Copier:
     """Copies the steps of one run to one place, one at each call.
 
-    Args:
-        config: the run, and its job's claim to the run directory.
-        place: where to.
-        say: takes a sentence on a step that is left out.
-        moves: is called while something moves.
+    ``say`` takes a sentence on a step that is left out; ``moves`` is called while a file is sent.
     """
 
     def __init__(
@@ -304,4 +295,4 @@ class HeldFiles(PacedFileSystem):
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -5,7 +5,6 @@ Nobody waits for the copier but the end of the job, and that only as long as cop
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 from collections.abc import Callable
@@ -41,12 +40,17 @@ class CopierLink:
     """The copier of one job; without ``--copy-to`` there is none, and all calls do nothing."""
 
     def __init__(
-        self, reactor: Reactor, config: WorkerConfig, tell: Callable[[Event], None]
+        self,
+        reactor: Reactor,
+        config: WorkerConfig,
+        tell: Callable[[Event], None],
+        moves_within_s: float = MOVES_WITHIN_S,
     ) -> None:
         """Begin with the next ``poll``; ``tell`` gets what happens."""
         self._reactor = reactor
         self._config = config
         self._tell = tell
+        self._moves_within_s = moves_within_s
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._plan: PlanSaves | None = None
@@ -56,14 +60,10 @@ class CopierLink:
         self._has_said = False
         self._is_over = config.options.copy_to is None
 
-    @property
-    def pid(self) -> int | None:
-        """The process id of the copier, None if there is none."""
-        return None if self._process is None else self._process.pid
-
     def plan(self, message: PlanSaves) -> None:
         """Tell the plan of the saves that come, which has the retention."""
-        if self._plan is None or self._plan.plan != message.plan:
+        is_known = self._plan is not None and self._plan.plan == message.plan
+        if not self._is_over and not is_known:
             self._plan = message
             self._post(message)
 
@@ -78,20 +78,21 @@ class CopierLink:
             return
         self._next_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        with contextlib.suppress(OSError):  # nothing to spare: it is tried again
-            self._start()
+        self._start()
 
     def has_ended(self, now: float) -> bool:
         """Let the copier end once it has copied what is left; return whether that is over."""
         self._now = now
         if self._ending_at is None:
             self._ending_at = self._moved_at = now
+            if self._channel is None and not self._is_over:
+                self._start()
             self._post(EndCopies())
         if self._channel is None:
             self._is_over = True
-        elif now - self._moved_at > MOVES_WITHIN_S:
+        elif now - self._moved_at > self._moves_within_s:
             url = self._config.options.copy_to or ""
-            reason = f"nothing has moved for {MOVES_WITHIN_S:.0f} s, and the job is over"
+            reason = f"nothing has moved for {self._moves_within_s:.0f} s, and the job is over"
             self._tell(CopiesTold(url, reason))
             self.give_up()
         elif now - self._ending_at > _SAYS_AFTER_S and not self._has_said:
@@ -105,25 +106,25 @@ class CopierLink:
         self._is_over = True
         if self._process is not None:
             self._process.kill()
-            has_ended(self._process, _KILLED_WITHIN_S)
-            self._process = None
-        if self._channel is not None:
-            self._reactor.forget(self._channel)
-            self._channel.close()
-            self._channel = None
+        self._leave()
 
     def _start(self) -> None:
-        ours, theirs = pair()
-        command = [*module_command("holdfast.runtime.saving.copier"), "--parent", str(os.getpid())]
-        command += ["--control-fd", str(theirs.fileno())]
+        """Start a copier, unless there is nothing to spare for one: it is tried again."""
+        try:
+            ours, theirs = pair()
+        except OSError:
+            return
+        words = str(theirs.fileno()), str(os.getpid())
+        command = by_env(module_command("holdfast.runtime.saving.copier", *words))
+        inherited = [theirs.fileno()]
         try:
             with blocked():
                 self._process = subprocess.Popen(
-                    by_env(command), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                    command, pass_fds=inherited, stdin=subprocess.DEVNULL
                 )
         except OSError:
             ours.close()
-            raise
+            return
         finally:
             theirs.close()
         self._channel = ours
@@ -144,11 +145,13 @@ class CopierLink:
 
     def _on_end(self) -> None:
         """Take note that the copier is gone; the next poll starts another one."""
+        self._is_over |= self._ending_at is not None
+        self._leave()
+
+    def _leave(self) -> None:
         if self._channel is not None:
             self._reactor.forget(self._channel)
             self._channel.close()
-            self._channel = None
         if self._process is not None:
             has_ended(self._process, _KILLED_WITHIN_S)
-            self._process = None
-        self._is_over |= self._ending_at is not None
+        self._channel = self._process = None

@@ -13,7 +13,7 @@ from holdfast.checkpoint.repair import mend_step
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import RunUnreadable, UsageError
 from holdfast.runtime.run.files import write_whole
-from holdfast.runtime.run.place import Place
+from holdfast.runtime.run.place import Place, reason_of
 from holdfast.runtime.run.run_directory import RunDirectory
 
 
@@ -33,7 +33,7 @@ def take_copies(
     try:
         theirs, there = place.record(), place.store.steps()
     except (OSError, StorageFailed) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        reason = reason_of(error)
         if newest is not None:
             return (f"{url} was not asked for newer steps: {reason}",)
         kind = RunUnreadable if error.errno in TRANSIENT else UsageError

@@ -6,6 +6,7 @@ All hosts mount one run directory.  After each job every step of it verifies, by
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from workload import LONG, Undisturbed, Workload, request_of
 
 from holdfast.checkpoint.repair import verify_step
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.errors import ExitCode
 from holdfast.testing import JobRequest, JobRun
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]
@@ -256,3 +258,23 @@ def test_save_whose_workers_and_one_host_are_lost_is_finished_from_memory(
     assert_whole(job, sha256)
     assert _verified(tmp_path)[0] == _WORKLOAD.steps
     assert job.events("restored")[0]["step"] == 5
+
+
+def test_shards_of_all_hosts_are_in_the_second_place_and_are_taken_by_others(
+    cluster: Cluster, tmp_path: Path, sha256: str
+) -> None:
+    """A run of the hosts a and b, whose directory is removed, goes on on b and c."""
+    place = ("--copy-to", f"file://{tmp_path}/place")
+    gates, shards = ("--gate-steps", str(_GATE)), ("--shards", "2")
+    with _job(cluster, tmp_path, "a:2,b:2", *gates, more=(*shards, *place)) as running:
+        running.wait_for("copied", step=5)
+        running.signal(signal.SIGTERM)
+        (tmp_path / str(_GATE)).touch()
+        stopped = running.wait()
+    shutil.rmtree(tmp_path / "run")
+    with _job(cluster, tmp_path, "b:2,c:2", more=place) as running:
+        job = running.wait()
+
+    assert stopped.exit_code == ExitCode.STOPPED_EARLY, stopped.stderr
+    assert f"took step {stopped.report.steps} from {place[1]}" in job.stderr
+    assert_whole(job, sha256)

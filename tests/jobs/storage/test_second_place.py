@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,21 @@ def test_server_that_is_gone_costs_no_step_and_is_told_once(
     assert failed.startswith("none just now: ")
     assert lacking.startswith(f"step {LAST} is in the run directory alone; ")
     assert job.stderr.count(f"copies to {URL}: none just now") == 1
+
+
+def test_signal_ends_the_wait_for_a_server_that_hangs(
+    server: S3Server, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with start_job(copying(tmp_path / "run")) as running:
+        running.wait_for("copied")
+        with server.hanging():
+            while f"copying what is left to {URL}" not in running.stderr:
+                assert running.processes(), running.stderr
+                time.sleep(0.05)
+            running.signal(signal.SIGTERM)
+            job = running.wait()
+
+    assert_whole(job, PACED, undisturbed(PACED))
 
 
 def test_server_that_is_back_gets_what_it_missed(
