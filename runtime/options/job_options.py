@@ -78,6 +78,11 @@ def _check_faults(texts: tuple[str, ...]) -> None:
     index_faults(fault for fault in parse_faults(texts) if isinstance(fault, Fault))
 
 
+def _read_on_off(value: Any) -> bool:
+    """Return whether an option is on that has a value on the command line, too."""
+    return read_switch(value)
+
+
 def _number(flag: str, help: str, default: int | None, least: int, **terms: Any) -> Any:  # noqa: A002
     terms = {"read": read_whole_number, "metavar": "INTEGER", "check": at_least(least)} | terms
     return option(flag, help, default, **terms)
@@ -134,6 +139,14 @@ class JobOptions:
         None,
         1,
         default_text="N of -n",
+    )
+    balance: bool = option(
+        "--balance",
+        "Whether slower workers compute fewer microbatches, if there are more than workers.",
+        default=True,
+        read=_read_on_off,
+        metavar="on|off",
+        default_text="on",
     )
     threads: int | None = _number(
         "--threads",

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from holdfast.recovery.event import Event, WorkInHand
 from holdfast.recovery.world import WorkerId
@@ -172,6 +173,30 @@ class Renewing(
     """A launch stops to make room for one that is prepared."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class Balanced(Event, name="balanced", listed="notices"):
+    """From the next step on, workers own as many microbatches as their speed is worth."""
+
+    step: int
+    counts: tuple[int, ...]
+    """Those of each worker, in rank order."""
+    slowest: int
+    times: float
+    """How many times as long a microbatch takes the slowest worker as the fastest."""
+    is_taken_back: bool = False
+
+    def describe(self) -> str:
+        runs = [(count, len(list(run))) for count, run in groupby(self.counts)]
+        counts = ", ".join(
+            f"{many} times {count}" if many > 1 else f"{count}" for count, many in runs
+        )
+        if self.is_taken_back:
+            why = "steps were no shorter with other parts"
+        else:
+            why = f"worker {self.slowest} takes {self.times:.1f} times as long as the fastest one"
+        return f"{why}: from step {self.step + 1} on the workers compute {counts} microbatches"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from holdfast.recovery.step import (
     outcome,
 )
 from holdfast.recovery.work_plan import Work
-from holdfast.recovery.world import adopt, assign
+from holdfast.recovery.world import adopt
 from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.data.samples import read_microbatch
 from holdfast.runtime.errors import JobError
@@ -46,6 +46,7 @@ from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.own_process import trim_memory
 from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import Phase, RequestFlag
+from holdfast.runtime.training.balancing import Balancer
 from holdfast.runtime.training.callback_host import CallbackHost, Commit, Due
 from holdfast.runtime.training.consistency import STEP, Mine, StepRecord, compare
 from holdfast.runtime.training.job_state import NO_STATE, Rest, TrainingState, agree_on_effects
@@ -91,7 +92,9 @@ class TrainingLoop:
         offers = {work: of_work.vectors for work, of_work in self._transactions.items()}
         self._exchange = Exchange(self._membership, offers, job.microbatches)
         self._transaction = self._transactions[Work.TRAIN]
-        self._assignment = assign(job.microbatches, membership.world)
+        is_on = context.config.options.balance
+        self._balancer = Balancer(membership, job.microbatches, context.report, is_on=is_on)
+        self._assignment = self._balancer.assignment
         self._is_scattered = False
         self._is_loaded = False
         self._ending: JobError | None = None
@@ -211,11 +214,14 @@ class TrainingLoop:
             self._enter_callbacks()
             self._callback_host.before(work, self.progress.cursor)
             self._context.page.enter(Activity.COMPUTE)
-        owned = self._assignment.owned_by(self._membership.me)
-        return self._try(
+        owned, began = self._assignment.owned_by(self._membership.me), time.monotonic()
+        event = self._try(
             lambda: self._transaction.compute(self.progress.cursor.step, owned),
             StepEvent.COMPUTED,
         )
+        if work is Work.TRAIN:
+            self._balancer.computed(len(owned), time.monotonic() - began)
+        return event
 
     def _gather(self) -> StepEvent:
         cursor, owned = self.progress.cursor, self._assignment.owned_by(self._membership.me)
@@ -244,6 +250,7 @@ class TrainingLoop:
 
     def _reduce(self) -> StepEvent:
         self._saver.before_sum()
+        self._balancer.before_sum(self.progress.cursor.step)
         transaction = self._transaction
         roots = transaction.roots(self._assignment, self._membership.me)
         # Only after the vote is the total whole: peers may not have written their slices yet.
@@ -350,6 +357,7 @@ class TrainingLoop:
             self._saver.world_changed()
         self._clock.world_changed()
         membership = self._membership
+        self._balancer.world_changed()
         self._assignment = adopt(self._assignment, membership.world, membership.host_of)
         self._is_scattered = True
         attempts = self._repairs.attempts
@@ -386,15 +394,15 @@ class TrainingLoop:
 
     def _transaction_committed(self, agreed: Outcome) -> None:
         """Do the work after every commit: tell the agent, save if due, note a request to stop."""
-        now = time.monotonic()
+        now, is_step = time.monotonic(), self._transaction.work is Work.TRAIN
         self._clock.committed(
             now,
-            is_step=self._transaction.work is Work.TRAIN,
+            is_step=is_step,
             is_saving=self._saver.is_busy,
         )
         self._forget_leaves()
-        if self._is_scattered:
-            self._gather_again()
+        if (is_step and self._balancer.committed(self.progress.cursor.step)) or self._is_scattered:
+            self._deal_again()
         next(self._preparing, None)
         self._repairs.attempts = 0
         cursor, page = self.progress.cursor, self._context.page
@@ -433,15 +441,15 @@ class TrainingLoop:
         fields[STEP] = to_plain(self._step)
         return fields if measured is None else measured.into(fields)
 
-    def _gather_again(self) -> None:
-        """Own microbatches in runs again, as a world without a death does.
+    def _deal_again(self) -> None:
+        """Own microbatches in other runs, or in runs again, as a world without a death does.
 
         ``adopt`` moves orphans only, so that the step is soon done again.  What it leaves is
         scattered: more roots to exchange, more vectors to hold.  Every survivor commits the
         same transaction, so all change owners at the same point.
         """
         self._is_scattered = False
-        self._assignment = assign(self._job.microbatches, self._membership.world)
+        self._assignment = self._balancer.assignment
         self._exchange.reassign()
         for transaction in self._transactions.values():
             transaction.give_back()

@@ -73,6 +73,11 @@ TOLD: list[tuple[Event, str]] = [
         PreparationFailed(5, "worker 9 died (signal SIGKILL)"),
         "another launch cannot be prepared, so this one trains on: worker 9 died (signal SIGKILL)",
     ),
+    (
+        events.Balanced(40, (5, 5, 4, 2), slowest=3, times=2.04),
+        "worker 3 takes 2.0 times as long as the fastest one: from step 41 on the workers compute "
+        "2 times 5, 4, 2 microbatches",
+    ),
     (WorldFormed(2, (W0, W1), 3, 4), ""),
     (
         events.Recovery(2, 3, (1, 4), (0,), detected=7.5, revoked_ms=1.0, next_step_ms=9.5),
