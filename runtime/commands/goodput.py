@@ -40,7 +40,7 @@ class Bucket(Enum):
     """A gap after which the generation is another one, the spoilt attempt included."""
     RELAUNCH = "relaunch", "new processes after all workers of a launch were lost"
     """A gap with a launch in it, and waiting for a new job."""
-    RENEWAL = "renewal", "new processes to have all workers again"
+    RENEWAL = "renewal", "new processes, to fill empty places or to have another number of workers"
     """A gap in which a launch made room for one of all workers, and none was lost."""
     SAVING = "saving stall", "training waited while a save began"
     PAUSED = "paused", "the whole job stood still, as under Slurm's suspend"
