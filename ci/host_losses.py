@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from cluster import why_not
@@ -38,6 +39,9 @@ def main() -> int:
         undisturbed = remembering(lambda folder: Path(tempfile.mkdtemp(prefix=folder, dir=name)))
         for case in _cases(options, outcomes):
             folder = Path(name) / str(case.seed)
+            if options.save_every:
+                often = replace(case.workload, save_every=options.save_every)
+                case = replace(case, workload=often)  # noqa: PLW2901  (it is the one that runs)
             outcome = run_case(case, folder, undisturbed, by_ssh=options.ssh)
             outcomes.append(outcome)
             print(outcome, flush=True)
@@ -61,6 +65,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--each", type=int, help="go on until each kind was met so often alone")
     parser.add_argument("--links", type=int, help="cut and heal links so often, and nothing else")
+    parser.add_argument("--save-every", type=int, help="steps, so that losses meet saves")
     parser.add_argument("--ssh", action="store_true", help="reach the hosts by OpenSSH")
     parser.add_argument("--keep", type=Path, help="folder that gets the files of bad runs")
     parser.add_argument("losses", nargs="*", metavar="LOSS", help=f"of {', '.join(KINDS)}")

@@ -41,7 +41,7 @@ _HOSTS = ("a", "b", "c", "d")
 _SLOTS = 2
 _TIMEOUT_S = 300.0
 _HOLDFAST = str(Path(sys.executable).parent / "holdfast")
-_OPTIONS = ("--heartbeat-timeout", str(HEARTBEAT_S))
+_OPTIONS = ("--heartbeat-timeout", str(HEARTBEAT_S), "--regrow", "auto")
 _SHORT = replace(UNEVEN, microbatches=8, epochs=50, save_every=7, pause_ms=20)
 _LONG = replace(_SHORT, samples=92, global_batch=12, epochs=40, features=100_000)
 """Vectors of 4 MB, so that a loss often meets a transfer."""
