@@ -159,7 +159,10 @@ class Head:
         end = job.decider.end
         if end is None or (self._client is not None and is_stopped(self._client.pid)):
             return None  # a client that is stopped has the lease: the next one takes its place
-        return end.exit_code if job.copier.has_ended(now) else None
+        limits = job.decider.limits
+        is_limited = limits.is_batch or limits.deadline is not None
+        is_hurried = is_limited and end.exit_code == ExitCode.STOPPED_EARLY
+        return end.exit_code if job.copier.has_ended(now, is_hurried=is_hurried) else None
 
     def _show_metrics(self, job: _RunningJob, now: float) -> None:
         if job.job.config.options.metrics_file and now - self._shown_at >= _METRICS_EVERY_S:

@@ -21,7 +21,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.recovery.fault import Fault, parse_faults
 from holdfast.recovery.placement import total_slots, usable_hosts
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.errors import UsageError
+from holdfast.runtime.errors import RunUnreadable, UsageError
 from holdfast.runtime.head.head_process import HeadTerms
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.preconditions import (
@@ -392,8 +392,8 @@ def _take_copies(setup: JobSetup) -> None:
         setup.copies_told = take_copies(
             setup.directory, options.copy_to, say, is_fresh=options.fresh
         )
-    except CheckpointError as error:
-        raise UsageError(str(error)) from error
+    except (CheckpointError, OSError) as error:
+        raise RunUnreadable(f"{options.copy_to} was not read to its end: {error}") from error
 
 
 def _open_run(setup: JobSetup) -> None:

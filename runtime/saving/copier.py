@@ -88,7 +88,9 @@ class CopierProcess:
                 self._take(_MESSAGES.decode(line))
             left_s = self._retry_at - time.monotonic()
             if self._copier is None or not (self._is_over or (self._is_asked and left_s <= 0)):
-                select.select([self._channel], [], [], left_s if self._is_asked else None)
+                waiting = select.poll()  # select(2) knows no descriptor beyond 1023
+                waiting.register(self._channel, select.POLLIN)
+                waiting.poll(1000 * left_s if self._is_asked else None)
             else:
                 has_more = self._work(self._copier)
                 if self._is_over and not has_more:
@@ -117,8 +119,8 @@ class CopierProcess:
             return False
         if copied is not None:
             self._tell(copied)
-            if self._pause_s:
-                self._say(f"made again, from step {copied.step} on")
+        if self._pause_s:
+            self._say("made again" if copied is None else f"made again, from step {copied.step} on")
         self._pause_s = 0.0
         self._is_asked = copied is not None
         return copied is not None
@@ -189,29 +191,29 @@ class Copier:
         return None
 
     def work(self) -> StepCopied | None:
-        """Copy the newest step that the place lacks, and prune; None if it lacks none.
+        """Prune, and copy the newest step that the place lacks; None if it lacks none.
 
         Raises ``OSError``, ``CheckpointError`` or ``JobError`` if the place fails, and
         ``CommitRefused`` if the run directory is not the job's.
         """
         self._config.ownership.prove()
-        self._place.name_run(self._config.record)
+        record = RunDirectory(self._config.options.run_dir).load_record()
+        self._place.name_run(record or self._config.record)
+        removed = self._plan(self._place.store.steps()).removed
+        for step in (*removed, *self._place.leftovers()):
+            self._place.remove(step)
         here, there = self._here.steps(), self._place.store.steps()
         self._same &= set(there)
         if not there:  # it may have been emptied
             self._sent.clear()
         kept = self._plan({*here, *there}).kept
-        copied = None
         for step in here:
             if step in kept and step not in self._same | self._damaged:
                 if step in there and self._is_same(step):
                     self._same.add(step)
                 elif copied := self._copy(step):
-                    break
-        removed = self._plan(self._place.store.steps()).removed
-        for step in (*removed, *self._place.leftovers()):
-            self._place.remove(step)
-        return copied
+                    return copied
+        return None
 
     def _is_same(self, step: int) -> bool:
         mine, its = (

@@ -29,6 +29,8 @@ from holdfast.runtime.system.signals import blocked
 
 MOVES_WITHIN_S = 40.0
 """The end of a job waits no longer for copies that do not move; the copier gives up before."""
+_HURRIED_S = 5.0
+"""The same where a batch system waits to end the job, which must be requeued before."""
 _SAYS_AFTER_S = 2.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
@@ -80,8 +82,11 @@ class CopierLink:
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         self._start()
 
-    def has_ended(self, now: float) -> bool:
-        """Let the copier end once it has copied what is left; return whether that is over."""
+    def has_ended(self, now: float, *, is_hurried: bool) -> bool:
+        """Let the copier end once it has copied what is left; return whether that is over.
+
+        A job that ``is_hurried`` goes on later, and has no time for that now.
+        """
         self._now = now
         if self._ending_at is None:
             self._ending_at = self._moved_at = now
@@ -90,16 +95,19 @@ class CopierLink:
             self._post(EndCopies())
         if self._channel is None:
             self._is_over = True
+        elif is_hurried and now - self._ending_at > _HURRIED_S:
+            self._lack("the time of the job is up, and the next one makes them")
         elif now - self._moved_at > self._moves_within_s:
-            url = self._config.options.copy_to or ""
-            reason = f"nothing has moved for {self._moves_within_s:.0f} s, and the job is over"
-            self._tell(CopiesTold(url, reason))
-            self.give_up()
+            self._lack(f"nothing has moved for {self._moves_within_s:.0f} s, and the job is over")
         elif now - self._ending_at > _SAYS_AFTER_S and not self._has_said:
             self._has_said = True
             text = f"copying what is left to {self._config.options.copy_to}"
             self._tell(Notice(f"{text}; a signal (Ctrl-C) ends that", is_progress=True))
         return self._is_over
+
+    def _lack(self, why: str) -> None:
+        self._tell(CopiesTold(self._config.options.copy_to or "", why))
+        self.give_up()
 
     def give_up(self) -> None:
         """End the copier now; a copy that is cut short is no step there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.retention import Best, Retention, Wanted
 from holdfast.runtime.errors import RunUnreadable, UsageError
 from holdfast.runtime.run.place import Place
+from holdfast.runtime.run.run_directory import RunDirectory
 
 pytestmark = pytest.mark.process
 
@@ -130,6 +132,18 @@ def test_step_that_a_prune_removes_meanwhile_is_copied_whole(tmp_path: Path) -> 
     assert done is not None
     assert done.step == 10
     assert Place(copied.url).store.scan(10).verify().step == 10
+
+
+def test_record_in_the_place_is_that_of_the_run_and_not_of_one_job(tmp_path: Path) -> None:
+    """A job may have other threads, and the next one has those of the run again."""
+    copied = Copied(tmp_path / "run", f"file://{tmp_path}/place")
+    directory = RunDirectory(copied.run_dir)
+    begun = directory.load_record()
+    assert begun is not None
+    directory.replace_record(replace(begun, threads=3))
+    copied.copy()
+
+    assert Place(copied.url).record() == directory.load_record()
 
 
 def test_step_that_is_damaged_here_is_left_out(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ class Head:
         self.reactor = reactor
         self.link = CopierLink(reactor, config, self.told.append, *within_s)
 
-    def end(self) -> None:
+    def end(self, *, is_hurried: bool = False) -> None:
         """Wait as the head does at the end of a job."""
-        while not self.link.has_ended(witnessed_s()):
+        while not self.link.has_ended(witnessed_s(), is_hurried=is_hurried):
             self.reactor.run_once(0.05)
 
     def copiers(self) -> list[int]:
@@ -47,7 +47,7 @@ def test_job_without_a_place_has_no_copier(tmp_path: Path) -> None:
         head.link.poll(witnessed_s())
 
         assert head.copiers() == []
-        assert head.link.has_ended(witnessed_s())
+        assert head.link.has_ended(witnessed_s(), is_hurried=False)
 
 
 def test_copier_that_is_gone_at_the_end_of_a_job_is_started_once_more(tmp_path: Path) -> None:
@@ -66,16 +66,22 @@ def test_copier_that_is_gone_at_the_end_of_a_job_is_started_once_more(tmp_path: 
     assert copied.there() == (20, 10)
 
 
-def test_copier_that_stands_still_is_given_up_at_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("within_s", "is_hurried", "why"),
+    [(0.5, False, "nothing has moved for "), (600.0, True, "the time of the job is up")],
+)
+def test_copier_that_stands_still_is_given_up_at_the_end(
+    within_s: float, why: str, tmp_path: Path, *, is_hurried: bool
+) -> None:
     copied = Copied(tmp_path / "run", f"file://{tmp_path}/place")
     copied.save(10)
     with closing(Reactor()) as reactor:
-        head = Head(reactor, copied.run_dir, copied.url, 0.5)
+        head = Head(reactor, copied.run_dir, copied.url, within_s)
         head.link.poll(witnessed_s())
         (pid,) = head.copiers()
         os.kill(pid, signal.SIGSTOP)
-        head.end()
+        head.end(is_hurried=is_hurried)
 
     (told,) = [event for event in head.told if isinstance(event, CopiesTold)]
-    assert told.text.startswith("nothing has moved for ")
+    assert told.text.startswith(why)
     assert not psutil.pid_exists(pid)
