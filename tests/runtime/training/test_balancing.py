@@ -61,7 +61,9 @@ class Paced(TinyReplica):
         super().apply(total, samples)
 
 
-def trained(folder: Path, seconds: list[float], faults: tuple[Fault, ...] = ()) -> list[list[int]]:
+def trained(
+    folder: Path, seconds: list[float], faults: tuple[Fault, ...] = (), *, hosts: str = ""
+) -> list[list[int]]:
     """Train with workers of these paces; return what each has computed for each update."""
     replicas: dict[int, Paced] = {}
 
@@ -74,7 +76,7 @@ def trained(folder: Path, seconds: list[float], faults: tuple[Fault, ...] = ()) 
     terms = Launch(workers, workers, MICROBATCHES, faults=faults, callback_host=meet, replica=Paced)
     with pytest.MonkeyPatch.context() as patch:
         wait_for_nothing(patch)
-        endings = SimulatedJob(folder / "run", many).launch(terms)
+        endings = SimulatedJob(folder / "run", many, hosts=hosts).launch(terms)
     alive = [ending for ending in endings if ending is not None]
     expected = undisturbed_end(folder / "one", Launch(1, 1, MICROBATCHES), many)
     assert alive == [expected] * (workers - len(faults))
@@ -89,11 +91,11 @@ def test_slow_worker_computes_less_and_no_bit_changes(tmp_path: Path) -> None:
     assert (slow[FIRST_LOOK], slow[-1]) == (4, 2)
 
 
-def test_death_begins_anew_with_equal_parts(tmp_path: Path) -> None:
+def test_death_begins_anew_with_equal_parts_on_several_hosts(tmp_path: Path) -> None:
     died_at = STEPS - 5
     fault = Fault(KILL, WorkerId(2), died_at, Site.REDUCE)
 
-    first, second, _ = trained(tmp_path, [FAST_S, SLOW_S, FAST_S], (fault,))
+    first, second, _ = trained(tmp_path, [FAST_S, SLOW_S, FAST_S], (fault,), hosts="ab")
 
     assert second[died_at - 2] == 1
     assert set(zip(first[died_at:], second[died_at:], strict=True)) == {(4, 4)}
