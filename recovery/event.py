@@ -276,7 +276,9 @@ class HostBack(
 
 
 @dataclass(frozen=True)
-class ScaleAsked(Event, name="scale_asked", sentence="the job is to go on with {workers} workers"):
+class ScaleAsked(
+    Event, name="scale_asked", sentence="another number of workers is wanted: {workers}"
+):
     """A user wants another number of workers, without spares."""
 
     workers: int

@@ -21,6 +21,7 @@ from holdfast.runtime.head.visits import (
     SaveRefused,
     ScaleAnswered,
 )
+from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
 
 
@@ -90,7 +91,7 @@ def scale(run_dir: Path, *, workers: int, timeout: float) -> None:
         answer = next(found for found in answers if isinstance(found, ScaleAnswered))
     if answer.refusal:
         raise NotSaved(f"the job in {directory.path} does not scale: {answer.refusal}")
-    click.echo(f"the job goes on with {workers} workers as soon as they are ready")
+    click.echo(f"the job goes on with {count(workers, 'worker')} as soon as all are ready")
 
 
 @click.command(

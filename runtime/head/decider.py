@@ -69,7 +69,7 @@ from holdfast.runtime.run.events import (
     Warned,
 )
 from holdfast.runtime.run.failure_history import RunHistory
-from holdfast.runtime.run.progress import StepReport
+from holdfast.runtime.run.progress import StepReport, count
 from holdfast.runtime.system.codec import from_plain
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
@@ -225,7 +225,7 @@ class Decider:
         if self.end is not None or not machine.may_plan:
             return
         if machine.is_rescaled:
-            self._handle(LaunchWanted(f"{possible} workers are wanted"))
+            self._handle(LaunchWanted(f"scaled to {count(possible, 'worker')}"))
         elif self.job.config.options.regrow == "auto" and self._regrowth.pays(
             self._pace, workers, possible
         ):

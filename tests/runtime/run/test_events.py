@@ -68,7 +68,7 @@ TOLD: list[tuple[Event, str]] = [
         events.Renewing("1 of 4 is left"),
         "1 of 4 is left: stopping with a checkpoint to make room for others, which are prepared",
     ),
-    (ScaleAsked(8), "the job is to go on with 8 workers"),
+    (ScaleAsked(8), "the number of workers is to be 8"),
     (
         PreparationFailed(5, "worker 9 died (signal SIGKILL)"),
         "another launch cannot be prepared, so this one trains on: worker 9 died (signal SIGKILL)",
