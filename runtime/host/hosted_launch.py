@@ -48,7 +48,7 @@ from holdfast.runtime.host.launch_saves import FailedSaves, LaunchSaves
 from holdfast.runtime.host.mpi_host import HostState
 from holdfast.runtime.host.pairs import Broken, PairTrials
 from holdfast.runtime.host.pool_process import Forked, LetBegin
-from holdfast.runtime.host.preparation import Preparation, Preparations
+from holdfast.runtime.host.preparation import Preparations
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import (
     PoolLost,
@@ -113,7 +113,7 @@ class HostedLaunch:
         """The generation of the newest world that was told of."""
         self._workers: dict[WorkerId, HostedWorker] = {}
         """Of all launches: no two have a worker in common."""
-        self.prepared = Preparations()
+        self.prepared = Preparations(tell, reactor.forget)
         """The workers of a launch that may follow."""
         self._saves: dict[int, LaunchSaves] = {}
         """Those of the newest launch, and of older ones whose memory is not settled."""
@@ -219,7 +219,7 @@ class HostedLaunch:
         """
         placed = self._placing(launch)
         self._post_all(messages.PrepareLaunch(launch))
-        self.prepared.add(Preparation(launch, make_workers(launch, placed), self._tell))
+        self.prepared.add(launch, make_workers(launch, placed))
 
     def _placing(self, launch: WorkerConfig) -> Mapping[WorkerId, HostLink]:
         return placing(launch, {host.name or self.pairs.own_name: host for host in self._hosts})

@@ -24,6 +24,7 @@ from holdfast.runtime.host.host_messages import HostLink, Killed, Up
 from holdfast.runtime.host.hosted_worker import GuardHello, HostedWorker
 from holdfast.runtime.host.pool_process import Forked
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.witnessed_time import Bound
 
 _TAKES_S = 180.0
@@ -34,13 +35,18 @@ class Preparation:
     """The workers of a launch that waits, from their announcement on."""
 
     def __init__(
-        self, launch: WorkerConfig, workers: Sequence[HostedWorker], tell: Callable[[Event], None]
+        self,
+        launch: WorkerConfig,
+        workers: Sequence[HostedWorker],
+        tell: Callable[[Event], None],
+        forget: Callable[[Channel], None],
     ) -> None:
         self.generation = launch.generation
         self._order = launch.workers
         self._workers = {hosted.worker: hosted for hosted in workers}
         self._joined: set[WorkerId] = set()
         self._tell = tell
+        self._forget = forget
         self._bound = Bound(_TAKES_S)
         self._has_failed = False
 
@@ -105,18 +111,22 @@ class Preparation:
     def _bury(self, hosted: HostedWorker) -> None:
         if hosted.guard is not None:
             hosted.guard.kill()
+            self._forget(hosted.guard.channel)
         hosted.close()
 
 
 class Preparations:
     """The launch that is prepared, and those that have failed and not ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[Event], None], forget: Callable[[Channel], None]) -> None:
+        """Take the way to tell an event, and the reactor's to hear no more of a guard."""
+        self._tell = tell
+        self._forget = forget
         self._all: list[Preparation] = []
 
-    def add(self, prepared: Preparation) -> None:
+    def add(self, launch: WorkerConfig, workers: Sequence[HostedWorker]) -> None:
         """Keep a launch that is prepared from now on."""
-        self._all.append(prepared)
+        self._all.append(Preparation(launch, workers, self._tell, self._forget))
 
     def take(self, generation: int) -> Preparation | None:
         """Return the launch whose turn has come, which is no preparation any more."""

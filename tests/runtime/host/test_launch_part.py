@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from holdfast.recovery.errors import ExitCode
 from holdfast.recovery.event import (
     CheckpointCommitted,
     HostLost,
+    PreparationFailed,
     WorkerExited,
     WorkerFailed,
     WorkerJoined,
@@ -450,6 +452,26 @@ def test_worker_whose_guard_is_lost_is_killed_on_its_host_and_no_other_one(world
     assert world.far.of(KillWorker) == [KillWorker(1, WorkerId(2), "guard lost")]
     assert world.near.of(KillWorker) == []
     assert [hosted.worker for hosted in world.launch.workers if hosted.is_condemned] == [2]
+
+
+def test_descriptor_of_a_prepared_worker_that_died_may_be_that_of_another_visitor(
+    world: World,
+) -> None:
+    launch = worker_config(4, (4, 5), generation=5, hosts=("b", "b"))
+    world.launch.prepare(launch)
+    ours, theirs = pair()
+    world.guards.append(theirs)
+    world.launch.take_guard(GuardLink(ours, None), GuardHello(0, 5, "/", {}))
+    number = ours.fileno()
+    world.far.exits(4, generation=5)
+
+    os.dup2(theirs.fileno(), number)
+    world.reactor.watch(number, lambda: None)
+    world.reactor.forget(number)
+    os.close(number)
+    (failed,) = world.of_kind(PreparationFailed)
+    assert failed.generation == 5
+    assert world.far.of(KillWorker) == [KillWorker(5, WorkerId(5), failed.reason)]
 
 
 def test_all_hosts_hear_of_the_first_worker_of_the_newest_world(world: World) -> None:
