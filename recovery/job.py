@@ -204,7 +204,8 @@ class JobMachine:
     @property
     def is_rescaled(self) -> bool:
         """Whether a user has asked for another number of workers, and no launch has them yet."""
-        return self._asked is not None and self._asked != len(self._view.world)
+        asked = self._asked
+        return asked is not None and self._terms.fitting(asked) != len(self._view.world)
 
     @property
     def may_plan(self) -> bool:
@@ -223,8 +224,10 @@ class JobMachine:
     def _scale(self, event: Event) -> Commands:
         """Remember it; a launch that is prepared with another size is dropped."""
         assert isinstance(event, ScaleAsked)
-        self._terms = replace(self._terms, workers=event.workers + self._terms.spares)
-        self._asked = self._terms.fitting(self._terms.workers)
+        asked = event.workers + self._terms.spares
+        self._terms = replace(self._terms, workers=asked)
+        is_there = asked == len(self._view.world) and not self._view.is_renewing
+        self._asked = None if is_there else asked
         return self._drop()
 
     def _plan(self, event: Event) -> Commands:
@@ -437,7 +440,7 @@ class JobMachine:
         self._view = LaunchView.of(launch.workers, launch.generation)
         self._planned = None
         self._has_lost_host_early = False
-        if self._asked == len(launch.workers):
+        if self._asked is not None and self._terms.fitting(self._asked) == len(launch.workers):
             self._asked = None
         self._state = JobState.LAUNCHING
         return (launch,)

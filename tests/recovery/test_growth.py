@@ -13,6 +13,8 @@ from holdfast.recovery.event import (
     CheckpointCommitted,
     Command,
     End,
+    HostBack,
+    HostLost,
     Launch,
     LaunchEnded,
     LaunchPrepared,
@@ -242,6 +244,21 @@ def test_no_worker_of_a_launch_that_was_prepared_in_vain_is_one_of_a_later_launc
     assert isinstance(launch, Launch)
     assert launch.workers == (8, 9, 10, 11)
     assert launch.generation >= prepared[0].generation + len(prepared[0].workers)
+
+
+@pytest.mark.parametrize(("asked", "slots"), [(3, 4), (6, 3), (3, 3)])
+def test_size_that_a_job_has_or_cannot_have_just_now_is_no_reason_for_a_launch(
+    asked: int, slots: int
+) -> None:
+    machine = running(3)
+    machine.handle(ScaleAsked(asked))
+    machine.handle(HostLost("b", "no answer", (), slots=slots))
+
+    assert not machine.is_rescaled
+    shrinks(machine, 2)
+    assert machine.is_rescaled == (asked > 3)
+    machine.handle(HostBack("b", slots=8))
+    assert machine.is_rescaled == (asked > 3)
 
 
 def test_size_counts_no_spares() -> None:
