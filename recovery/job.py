@@ -410,6 +410,7 @@ class JobMachine:
 
     def _kill(self, reason: str, *, is_urgent: bool = False) -> Commands:
         self._state = JobState.ENDING
+        self._planned = None  # it is killed, too
         return (KillLaunch(reason, is_urgent),)
 
     def _launch(self, wanted: int, reason: str) -> Commands:

@@ -17,6 +17,7 @@ from holdfast.recovery.event import (
     HostLost,
     Launch,
     LaunchEnded,
+    LaunchOverdue,
     LaunchPrepared,
     LaunchWanted,
     PreparationFailed,
@@ -161,6 +162,9 @@ TRANSCRIPTS = {
         "saves:1 grows ready=Renew scale:6=- stops=renewed/4/0 saves:1 grows ready=Renew "
         "stops=renewed/6/0"
     ),
+    "no budget is spent on those that made room and did not leave": (
+        "saves:1 grows ready=Renew overdue=KillLaunch stops=launch/4/0"
+    ),
 }
 """What happens to a job of four workers, and what is answered after ``=``."""
 
@@ -192,6 +196,7 @@ def happen(
         "lost": lambda: machine.handle(PreparationFailed(prepared[-1].generation, "killed")),
         "scale": lambda: machine.handle(ScaleAsked(count)),
         "completes": lambda: completes(machine, count),
+        "overdue": lambda: machine.handle(LaunchOverdue("they do not leave")),
         "short": lambda: machine.handle(TimeIsShort()),
         "stop": lambda: machine.handle(StopAsked(ExitCode.INTERRUPTED)),
         "stops": lambda: stops(machine),
