@@ -276,9 +276,7 @@ class HostBack(
 
 
 @dataclass(frozen=True)
-class ScaleAsked(
-    Event, name="scale_asked", sentence="another number of workers is wanted: {workers}"
-):
+class ScaleAsked(Event, name="scale_asked", sentence="the number of workers is to be {workers}"):
     """A user wants another number of workers, without spares."""
 
     workers: int
