@@ -149,7 +149,8 @@ def job_status(
     progress, phase = seen.progress, seen.phase
     pid = None if answer is None else answer.client or answer.pid
     epoch, saved = last_of(entries, Epoch), last_of(entries, Checkpoint)
-    launch, copied = last_of(job, LaunchBegan), last_of(entries, StepCopied)
+    launch = last_of(job, LaunchBegan)
+    copied = max(of(entries, StepCopied), key=lambda entry: entry.event.step, default=None)
     started, ended = last_of(entries, JobStarted), last_of(job, JobEnded)
     launched = 0 if launch is None else len(launch.event.workers)
     outcome = ending.outcome

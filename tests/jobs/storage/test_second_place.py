@@ -21,8 +21,9 @@ from holdfast.testing import JobRequest, start_job
 
 pytestmark = pytest.mark.mpi
 
-PACED = replace(EVEN, save_every=2, pause_ms=200)
-"""Takes 3 seconds at least."""
+PACED = replace(EVEN, save_every=2, pause_ms=5)
+GATE = 7
+"""All workers wait here until a file of this name is beside the run directory."""
 URL = f"{BUCKET}/runs/one"
 LAST = PACED.steps
 
@@ -36,7 +37,13 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server
 
 
 def copying(run_dir: Path, *options: str) -> JobRequest:
-    return request_of(PACED, run_dir, workers=2, options=("--copy-to", URL, *options))
+    request = request_of(PACED, run_dir, workers=2, options=("--copy-to", URL, *options))
+    gates = ("--gates", str(run_dir.parent), "--gate-steps", str(GATE))
+    return replace(request, argv=[*request.argv, *gates])
+
+
+def open_gate(folder: Path) -> None:
+    (folder / str(GATE)).touch()
 
 
 def test_run_whose_directory_is_gone_goes_on_from_the_bucket(
@@ -49,6 +56,7 @@ def test_run_whose_directory_is_gone_goes_on_from_the_bucket(
     with start_job(copying(run_dir)) as running:
         running.wait_for("copied")
         running.signal(signal.SIGTERM)
+        open_gate(tmp_path)
         stopped = running.wait()
     shutil.rmtree(run_dir)
     job = run_job(copying(run_dir))
@@ -73,9 +81,11 @@ def test_server_that_is_gone_costs_no_step_and_is_told_once(
         running.wait_for("copied")
         if way == "killed":
             server.kill()
+            open_gate(tmp_path)
             job = running.wait()
         else:
             with server.hanging():
+                open_gate(tmp_path)
                 job = running.wait()
 
     assert_whole(job, PACED, undisturbed(PACED))
@@ -91,6 +101,7 @@ def test_signal_ends_the_wait_for_a_server_that_hangs(
     with start_job(copying(tmp_path / "run")) as running:
         running.wait_for("copied")
         with server.hanging():
+            open_gate(tmp_path)
             while f"copying what is left to {URL}" not in running.stderr:
                 assert running.processes(), running.stderr
                 time.sleep(0.05)
@@ -105,8 +116,8 @@ def test_server_that_is_back_gets_what_it_missed(
 ) -> None:
     """A job that is done already copies what the place lacks, if it is run again."""
     server.kill()
-    request = request_of(PACED, tmp_path / "run", workers=2)
-    begun = run_job(request)
+    open_gate(tmp_path)
+    begun = run_job(request_of(PACED, tmp_path / "run", workers=2))
     server.start_again()
     job = run_job(copying(tmp_path / "run", "--again"))
 
@@ -121,14 +132,15 @@ def test_copier_that_is_killed_is_started_again(
     with start_job(copying(tmp_path / "run")) as running:
         running.wait_for("copied")
         running.signal(signal.SIGKILL, "holdfast-copier")
+        open_gate(tmp_path)
         job = running.wait()
 
     assert_whole(job, PACED, undisturbed(PACED))
     assert Place(URL).store.scan(LAST).verify().step == LAST
-    assert len(Place(URL).store.steps()) == 3
 
 
 def test_second_run_is_refused_the_place_of_another(server: S3Server, tmp_path: Path) -> None:
+    open_gate(tmp_path)
     run_job(copying(tmp_path / "one"))
     job = run_job(copying(tmp_path / "two", "--fresh"))
 
