@@ -40,7 +40,7 @@ class Copied:
         self, retention: Retention | None = None, moves: Callable[[], None] = lambda: None
     ) -> Copier:
         config = worker_config(run_dir=self.run_dir, run_id=self.run_id, copy_to=self.url)
-        copier = Copier(config, Place(self.url, within_s=5.0), self.said.append, moves)
+        copier = Copier(config, Place(self.url), self.said.append, moves)
         copier.retention = retention
         return copier
 
