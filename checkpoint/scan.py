@@ -279,7 +279,7 @@ def _is_same(scan: Scan, first: Manifest, here: TensorEntry, new: TensorEntry) -
     if here.spec != new.spec:
         return False
     if _cuts(here) == _cuts(new):
-        return [p.digest for p in here.pieces] == [p.digest for p in new.pieces]
+        return _digests(here) == _digests(new)
     return all(
         scan.digest_of_elements(first, here, (piece.start, piece.stop)) == piece.digest
         for piece in new.pieces
@@ -288,6 +288,10 @@ def _is_same(scan: Scan, first: Manifest, here: TensorEntry, new: TensorEntry) -
 
 def _cuts(tensor: TensorEntry) -> list[tuple[int, int]]:
     return [(piece.start, piece.stop) for piece in tensor.pieces]
+
+
+def _digests(tensor: TensorEntry) -> list[str]:
+    return [piece.digest for piece in tensor.pieces]
 
 
 _CHUNK_ELEMENTS = 2**20
@@ -337,16 +341,10 @@ def compare_steps(left: Scan, right: Scan) -> Comparison:
         if one is None or other is None or one.spec != other.spec:
             old, new = (None if tensor is None else tensor.spec for tensor in (one, other))
             found.append(Difference(old, new))
-        elif not _have_same_pieces(one, other):
+        elif (_cuts(one), _digests(one)) != (_cuts(other), _digests(other)):
             difference = _difference(_read(left, first, one), _read(right, second, other), one.spec)
             found += [difference] if difference.elements else []
     return Comparison(tuple(found), len(lefts.keys() | rights.keys()) - len(found))
-
-
-def _have_same_pieces(one: TensorEntry, other: TensorEntry) -> bool:
-    """Return whether both are cut alike and every piece has the same digest."""
-    left, right = ([(p.start, p.stop, p.digest) for p in t.pieces] for t in (one, other))
-    return left == right
 
 
 def _read(scan: Scan, manifest: Manifest, tensor: TensorEntry) -> Tensor:

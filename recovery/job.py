@@ -81,7 +81,7 @@ CHECKPOINTS_OF_A_REFUND = 3
 Commands: TypeAlias = tuple[Command, ...]
 _TOLD = (WorkerFailed, WorkerCompleted, WorkerStopped)
 _PROGRESS = (WorldFormed, CheckpointCommitted)
-_OF_PLANS = (LaunchWanted, LaunchPrepared)
+_OF_PLANS = (LaunchPrepared, LaunchWanted)
 
 
 class JobState(Enum):
@@ -502,11 +502,7 @@ TRANSITIONS: MappingProxyType[tuple[JobState, type[Event]], _Action] = MappingPr
     | {(state, TimeIsShort): JobMachine._hurry for state in _ALIVE}
     | {(state, ScaleAsked): JobMachine._scale for state in _ALIVE}
     | {(state, PreparationFailed): JobMachine._forget_plan for state in _ALIVE}
-    | {
-        (s, seen): JobMachine._ignore
-        for s in _NOT_RUNNING
-        for seen in (LaunchPrepared, LaunchWanted)
-    }
+    | {(state, seen): JobMachine._ignore for state in _NOT_RUNNING for seen in _OF_PLANS}
     | {(state, RunDirectoryLost): JobMachine._lose_directory for state in _ALIVE}
     | {
         (JobState.LAUNCHING, WorkerJoined): JobMachine._join,

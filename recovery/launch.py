@@ -39,17 +39,7 @@ from holdfast.recovery.event import (
     CheckpointCommitted,
     End,
     Event,
-    HostBack,
-    HostLost,
-    LaunchEnded,
     LaunchOverdue,
-    LaunchPrepared,
-    LaunchWanted,
-    PreparationFailed,
-    RunDirectoryLost,
-    ScaleAsked,
-    StopAsked,
-    TimeIsShort,
     WorkerCompleted,
     WorkerExited,
     WorkerFailed,
@@ -111,17 +101,10 @@ class LaunchView:
 
     def concerns(self, event: Event) -> bool:
         """Return whether ``event`` is about this launch, not a late report of an older one."""
-        match event:
-            case LaunchEnded() | LaunchOverdue() | StopAsked() | TimeIsShort() | RunDirectoryLost():
-                return True
-            case HostLost() | HostBack() | ScaleAsked() | LaunchWanted():
-                return True
-            case LaunchPrepared() | PreparationFailed():
-                return True
-            case WorldFormed(workers=workers):
-                return set(workers) <= set(self.workers)
-            case _:
-                return getattr(event, "worker", None) in self.workers
+        if isinstance(event, WorldFormed):
+            return set(event.workers) <= set(self.workers)
+        worker = getattr(event, "worker", None)
+        return worker is None or worker in self.workers
 
     @property
     def was_renewed(self) -> bool:

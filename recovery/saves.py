@@ -288,8 +288,9 @@ class SaveCoordinator:
         for save in self._saves:
             for share in [s for s, (by, _) in save.working.items() if by == host]:
                 del save.working[share]
-            missing = [s for s in range(save.ticket.hosts) if s not in save.written]
-            if not self.is_settling and any(self._is_gone(save, share) for share in missing):
+            shares = range(save.ticket.hosts)
+            missing = [save.held.get(share) for share in shares if share not in save.written]
+            if not self.is_settling and any(not p or p.host in self._lost for p in missing):
                 save.fail(f"host {host} was lost", is_expected=True)
         return self._go_on()
 
@@ -372,10 +373,6 @@ class SaveCoordinator:
         if self.is_settling and all(save.is_over for save in self._saves):
             orders += self._settle_more()
         return orders
-
-    def _is_gone(self, save: _Save, share: int) -> bool:
-        """Return whether the host that writes a share is lost, or may be."""
-        return share not in save.held or save.held[share].host in self._lost
 
     def _may_end(self, save: _Save) -> bool:
         """Return whether each share is written, or will be."""

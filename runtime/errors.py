@@ -22,25 +22,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from holdfast.recovery.errors import ExitCode
-
-__all__ = [
-    "CheckpointsUnread",
-    "Ending",
-    "ExitCode",
-    "JobError",
-    "NoMoreTraining",
-    "NotSaved",
-    "ProgramError",
-    "RecoveryImpossible",
-    "RunDirectoryBusy",
-    "RunUnreadable",
-    "StopRequested",
-    "StoppedEarly",
-    "UsageError",
-    "WorldLost",
-    "exit_code_of",
-]
+from holdfast.recovery.errors import ExitCode as ExitCode  # noqa: PLC0414  (errors have it)
 
 
 class JobError(Exception):

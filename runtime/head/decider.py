@@ -55,7 +55,7 @@ from holdfast.runtime.head.job import Job, LaunchLog
 from holdfast.runtime.head.orders import HeardSignals, TimeDue
 from holdfast.runtime.head.run_link import RunLink
 from holdfast.runtime.head.visits import Standing
-from holdfast.runtime.host.host_messages import LaunchOrder, Order, PrepareOrder
+from holdfast.runtime.host.host_messages import LaunchOrder, Order
 from holdfast.runtime.run.checkpoint_events import CheckpointFailed
 from holdfast.runtime.run.entries import Entry
 from holdfast.runtime.run.events import (
@@ -350,8 +350,8 @@ class Decider:
                     self._obey_agent(command)
                 case Prepare(launch):
                     self._prepared_hosts = self._place(len(launch.workers))
-                    order = self._order_of(launch, self._prepared_hosts, is_prepared=True)
-                    self._obey_agent(PrepareOrder(order))
+                    hosts = self._prepared_hosts
+                    self._obey_agent(self._order_of(launch, hosts, is_prepared=True))
                 case AskToSave() | AskToStop() | DropPrepared():
                     self._obey_agent(command)
 

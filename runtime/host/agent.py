@@ -42,7 +42,7 @@ from holdfast.recovery.event import (
 )
 from holdfast.recovery.launch import KILLED_WITH_ITS_LAUNCH
 from holdfast.runtime.host.host import Host, LocalHost
-from holdfast.runtime.host.host_messages import LaunchOrder, News, Order, PrepareOrder
+from holdfast.runtime.host.host_messages import LaunchOrder, News, Order
 from holdfast.runtime.host.hosted_launch import HostedLaunch
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedWorker
 from holdfast.runtime.host.limits import HostLimits
@@ -158,10 +158,10 @@ class Agent:
         """Carry out an order of the head."""
         self._keep_directory()
         match order:
+            case LaunchOrder(config) if config.is_prepared:
+                self._prepare(order)
             case LaunchOrder():
                 self._begin(order)
-            case PrepareOrder(launch):
-                self._prepare(launch)
             case DropPrepared():
                 self.launch.prepared.drop("another launch is wanted")
                 self._mpi.drop_prepared()
@@ -221,9 +221,8 @@ class Agent:
         self._mpi.poll(now, self.launch.state)
         if now - self._polled_at >= pause_s:
             self._polled_at = now
-            generation, why = self._mpi.why_none_prepared()
-            if why:
-                self.launch.prepared.fail(generation, why)
+            if why := self._mpi.why_none_prepared():
+                self.launch.prepared.fail(why)
             self._keep_directory()
             self.host.poll(now, (self._mpi.pid, *self.launch.shells))
             self.launch.poll(now)

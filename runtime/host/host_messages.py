@@ -28,18 +28,7 @@ from holdfast.recovery.event import (
     Renew,
     WorkInHand,
 )
-from holdfast.recovery.saves import (
-    CommitSave,
-    MakeSpace,
-    PartHeld,
-    RemoveSave,
-    SaveCommitted,
-    SaveRemoved,
-    ShareWritten,
-    SpaceMade,
-    WorkFailed,
-    WriteShare,
-)
+from holdfast.recovery.saves import SaveNews
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.launchers import ON_ONE_HOST, LaunchTerms
 from holdfast.runtime.host.pool_process import Forked, LetBegin
@@ -47,7 +36,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Records
 from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.run.worker_logs import LogText
-from holdfast.runtime.saving.save_messages import Hurry, PlanSaves
+from holdfast.runtime.saving.save_messages import Hurry, PlanSaves, WriterWork
 from holdfast.runtime.system.network import Meeting
 from holdfast.runtime.system.worker_status import OwnReport, WorkerStatus
 
@@ -67,7 +56,8 @@ class MpiOrder:
 class LaunchOrder:
     """Start these workers, and mpiexec with them if it is named.
 
-    ``relaunch`` and ``spent`` are the job's account, for a head that goes on from here.
+    A launch that is prepared starts beside the one that trains; its workers wait before their
+    script.  ``relaunch`` and ``spent`` are the job's account, for a head that goes on from here.
     """
 
     config: WorkerConfig
@@ -82,23 +72,7 @@ class LaunchOrder:
         return Launch(generation, workers, self.relaunch, "taken over", self.spent)
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareOrder:
-    """Start this launch beside the one that trains; its workers wait before their script."""
-
-    launch: LaunchOrder
-
-
-Order = (
-    LaunchOrder
-    | PrepareOrder
-    | DropPrepared
-    | KillLaunch
-    | AbandonLaunch
-    | AskToSave
-    | AskToStop
-    | Renew
-)
+Order = LaunchOrder | DropPrepared | KillLaunch | AbandonLaunch | AskToSave | AskToStop | Renew
 """What the head has an agent do."""
 
 
@@ -210,10 +184,7 @@ Down = (
     | LetLeave
     | NameWorld
     | Inquire
-    | WriteShare
-    | CommitSave
-    | MakeSpace
-    | RemoveSave
+    | WriterWork
     | PlanSaves
     | Hurry
     | Abandon
@@ -291,12 +262,7 @@ Up = (
     | Killed
     | Seen
     | Found
-    | PartHeld
-    | ShareWritten
-    | SaveCommitted
-    | SpaceMade
-    | SaveRemoved
-    | WorkFailed
+    | SaveNews
     | PlanSaves
     | Met
     | Described

@@ -48,7 +48,7 @@ from holdfast.runtime.host.launch_saves import FailedSaves, LaunchSaves
 from holdfast.runtime.host.mpi_host import HostState
 from holdfast.runtime.host.pairs import Broken, PairTrials
 from holdfast.runtime.host.pool_process import Forked, LetBegin
-from holdfast.runtime.host.preparation import Preparations
+from holdfast.runtime.host.preparation import Preparation
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import (
     PoolLost,
@@ -113,7 +113,7 @@ class HostedLaunch:
         """The generation of the newest world that was told of."""
         self._workers: dict[WorkerId, HostedWorker] = {}
         """Of all launches: no two have a worker in common."""
-        self.prepared = Preparations(tell, reactor.forget)
+        self.prepared = Preparation(tell, reactor.forget)
         """The workers of a launch that may follow."""
         self._saves: dict[int, LaunchSaves] = {}
         """Those of the newest launch, and of older ones whose memory is not settled."""
@@ -204,7 +204,7 @@ class HostedLaunch:
             lambda: self.workers,
             self._failed_saves,
         )
-        found = make_workers(launch, placed) if prepared is None else prepared.workers
+        found = make_workers(launch, placed) if prepared is None else prepared
         self._workers |= {hosted.worker: hosted for hosted in found}
         if prepared is not None:
             self._watch()
@@ -219,7 +219,7 @@ class HostedLaunch:
         """
         placed = self._placing(launch)
         self._post_all(messages.PrepareLaunch(launch))
-        self.prepared.add(launch, make_workers(launch, placed))
+        self.prepared.begin(launch, make_workers(launch, placed))
 
     def _placing(self, launch: WorkerConfig) -> Mapping[WorkerId, HostLink]:
         return placing(launch, {host.name or self.pairs.own_name: host for host in self._hosts})
@@ -500,10 +500,8 @@ class HostedLaunch:
             host.post(message)
 
     def _expecting(self, hello: GuardHello) -> HostedWorker | None:
-        launch, hosted = self._launch, self.prepared.expecting(hello)
-        if launch is not None and hello.generation == launch.generation:
-            its = launch.workers[hello.rank : hello.rank + 1] if hello.rank >= 0 else ()
-            hosted = next((self._workers.get(one) for one in its), None)
+        worker = hello.worker_in(self._launch)
+        hosted = self.prepared.expecting(hello) if worker is None else self._workers.get(worker)
         if hosted is None or hosted.is_condemned or hosted.guard is not None:
             return None
         return hosted

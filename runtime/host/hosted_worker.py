@@ -81,6 +81,12 @@ class GuardHello:
     connections: tuple[int, ...] = ()
     """The rank's descriptor to its launcher, which may come along."""
 
+    def worker_in(self, launch: WorkerConfig | None) -> WorkerId | None:
+        """Return the worker of the guard, None if it is of another launch or has no such rank."""
+        if launch is None or launch.generation != self.generation or self.rank < 0:
+            return None
+        return next(iter(launch.workers[self.rank : self.rank + 1]), None)
+
     def close(self) -> None:
         """Close the descriptors of a guard that is turned away."""
         for descriptor in self.connections:

@@ -25,11 +25,7 @@ from pathlib import Path
 from holdfast.recovery.event import Event, LaunchEnded
 from holdfast.runtime.host import guard as guard_file
 from holdfast.runtime.host.host_messages import MpiOrder
-from holdfast.runtime.host.launchers import (
-    LAUNCHERS,
-    OPEN_MPI,
-    LaunchLine,
-)
+from holdfast.runtime.host.launchers import LAUNCHERS, OPEN_MPI, LaunchLine
 from holdfast.runtime.host.output import without_rules
 from holdfast.runtime.run.events import Warned
 from holdfast.runtime.system import become
@@ -152,7 +148,6 @@ class MpiHost:
         self._prepared_generation = 0
         self._abandoned: list[MpiLaunch] = []
         """Those that were killed and may still hang; their files go when they have ended."""
-        self._generation = 0
         self._empty_since: float | None = None
 
     @property
@@ -170,7 +165,6 @@ class MpiHost:
         """
         prepared, self._prepared = self._prepared, None
         self.abandon()  # the head waits for no process
-        self._generation = generation
         self._empty_since = None
         if prepared is not None and self._prepared_generation == generation:
             self._launch = prepared
@@ -193,14 +187,14 @@ class MpiHost:
         prepared, self._prepared = self._prepared, None
         self._let_go(prepared)
 
-    def why_none_prepared(self) -> tuple[int, str]:
-        """Return the launch whose mpiexec has ended before its turn, and its last words, once."""
+    def why_none_prepared(self) -> str:
+        """Return the last words of an mpiexec that has ended before its turn, once; else ""."""
         prepared = self._prepared
         if prepared is None or not prepared.has_ended:
-            return 0, ""
+            return ""
         words = without_rules(prepared.words()) or "it has ended"
         self.drop_prepared()
-        return self._prepared_generation, f"mpiexec: {words}"
+        return f"mpiexec: {words}"
 
     def _started(self, generation: int, order: MpiOrder, ranks: int, agent: Path) -> MpiLaunch:
         directory = self._directory / f"launch-{generation}"

@@ -32,141 +32,88 @@ _TAKES_S = 180.0
 
 
 class Preparation:
-    """The workers of a launch that waits, from their announcement on."""
-
-    def __init__(
-        self,
-        launch: WorkerConfig,
-        workers: Sequence[HostedWorker],
-        tell: Callable[[Event], None],
-        forget: Callable[[Channel], None],
-    ) -> None:
-        self.generation = launch.generation
-        self._order = launch.workers
-        self._workers = {hosted.worker: hosted for hosted in workers}
-        self._joined: set[WorkerId] = set()
-        self._tell = tell
-        self._forget = forget
-        self._bound = Bound(_TAKES_S)
-        self._has_failed = False
-
-    @property
-    def workers(self) -> tuple[HostedWorker, ...]:
-        """Those that have not ended."""
-        return tuple(self._workers.values())
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has failed, and none of its workers is left."""
-        return self._has_failed and not self._workers
-
-    def of_rank(self, rank: int) -> HostedWorker | None:
-        """Return the worker that waits for the guard of this rank."""
-        worker = self._order[rank] if 0 <= rank < len(self._order) else None
-        return None if worker is None else self._workers.get(worker)
-
-    def has(self, worker: WorkerId) -> bool:
-        """Whether a worker is one of those that wait."""
-        return worker in self._workers
-
-    def hear(self, message: Up) -> None:
-        """Take note of what a worker tells, or its host tells of it."""
-        match message:
-            case Forked(_, worker, pid):
-                self._workers[worker].pid = pid
-            case WorkerJoined(worker):
-                self._joined.add(worker)
-                if len(self._joined) == len(self._order):
-                    self._tell(LaunchPrepared(self.generation))
-            case Killed(_, worker, why):
-                self._workers[worker].was_killed(why)
-            case WorkerExited(worker, cause):
-                self._bury(self._workers.pop(worker))
-                self.fail(f"worker {worker} died ({cause})")
-
-    def lose(self, hosted: HostedWorker, why: str) -> None:
-        """Take note that a worker is gone with its host."""
-        self._workers.pop(hosted.worker)
-        hosted.was_killed(why)
-        self._bury(hosted)
-        self.fail(why)
-
-    def poll(self) -> None:
-        """Fail if it has taken too long."""
-        if self._bound.has_passed and len(self._joined) < len(self._order):
-            self.fail(f"its workers have not all initialised MPI within {_TAKES_S:.0f} s")
-
-    def fail(self, why: str) -> None:
-        """Kill all workers, and tell it once."""
-        if not self._has_failed:
-            self.drop(why)
-            self._tell(PreparationFailed(self.generation, why))
-
-    def drop(self, why: str) -> None:
-        """Kill all workers, and tell nothing."""
-        self._has_failed = True
-        for hosted in self.workers:
-            hosted.kill(why)
-
-    def _bury(self, hosted: HostedWorker) -> None:
-        if hosted.guard is not None:
-            hosted.guard.kill()
-            self._forget(hosted.guard.channel)
-        hosted.close()
-
-
-class Preparations:
-    """The launch that is prepared, and those that have failed and not ended."""
+    """The workers of the launch that waits, and those of failed ones that have not ended."""
 
     def __init__(self, tell: Callable[[Event], None], forget: Callable[[Channel], None]) -> None:
         """Take the way to tell an event, and the reactor's to hear no more of a guard."""
         self._tell = tell
         self._forget = forget
-        self._all: list[Preparation] = []
+        self._launch: WorkerConfig | None = None
+        """The launch that waits, or has failed and has workers left."""
+        self._workers: dict[WorkerId, HostedWorker] = {}
+        self._joined: set[WorkerId] = set()
+        self._bound = Bound(_TAKES_S)
+        self._has_failed = False
 
-    def add(self, launch: WorkerConfig, workers: Sequence[HostedWorker]) -> None:
-        """Keep a launch that is prepared from now on."""
-        self._all.append(Preparation(launch, workers, self._tell, self._forget))
+    def begin(self, launch: WorkerConfig, workers: Sequence[HostedWorker]) -> None:
+        """Take the workers of a launch that is prepared from now on."""
+        self._launch, self._joined, self._has_failed = launch, set(), False
+        self._bound = Bound(_TAKES_S)
+        self._workers |= {hosted.worker: hosted for hosted in workers}
 
-    def take(self, generation: int) -> Preparation | None:
-        """Return the launch whose turn has come, which is no preparation any more."""
-        found = self._of(generation)
-        self._all = [one for one in self._all if one is not found]
-        return found
+    def take(self, generation: int) -> tuple[HostedWorker, ...] | None:
+        """Return the workers of a launch whose turn has come, None if it was not prepared."""
+        launch = self._launch
+        if launch is None or launch.generation != generation:
+            return None
+        self._launch = None
+        return tuple(self._workers.pop(one) for one in launch.workers if one in self._workers)
 
     def expecting(self, hello: GuardHello) -> HostedWorker | None:
         """Return the worker that waits for a guard."""
-        prepared = self._of(hello.generation)
-        return None if prepared is None else prepared.of_rank(hello.rank)
+        worker = hello.worker_in(self._launch)
+        return None if worker is None else self._workers.get(worker)
 
     def hear(self, worker: WorkerId, message: Up) -> None:
-        """Take note of what a worker tells that does not train."""
-        for prepared in self._all:
-            if prepared.has(worker):
-                prepared.hear(message)
+        """Take note of what a worker tells that does not train, or its host tells of it."""
+        hosted, launch = self._workers.get(worker), self._launch
+        if hosted is None:
+            return
+        match message:
+            case Forked(_, _, pid):
+                hosted.pid = pid
+            case WorkerJoined() if launch is not None and worker in launch.workers:
+                self._joined.add(worker)
+                if len(self._joined) == len(launch.workers):
+                    self._tell(LaunchPrepared(launch.generation))
+            case Killed(_, _, why):
+                hosted.was_killed(why)
+            case WorkerExited(_, cause):
+                self._bury(hosted, f"worker {worker} died ({cause})")
 
     def lose_host(self, host: HostLink, why: str) -> None:
         """Take note that a host is gone with all that wait there."""
-        for prepared in self._all:
-            for hosted in [one for one in prepared.workers if one.host is host]:
-                prepared.lose(hosted, why)
+        for hosted in [one for one in self._workers.values() if one.host is host]:
+            hosted.was_killed(why)
+            self._bury(hosted, why)
 
     def poll(self) -> None:
-        """Fail what has taken too long, and forget what has ended."""
-        for prepared in self._all:
-            prepared.poll()
-        self._all = [one for one in self._all if not one.is_over]
+        """Fail if it has taken too long, and forget a launch that has failed and ended."""
+        launch = self._launch
+        if launch is None:
+            return
+        if self._bound.has_passed and len(self._joined) < len(launch.workers):
+            self.fail(f"its workers have not all initialised MPI within {_TAKES_S:.0f} s")
+        if self._has_failed and self._workers.keys().isdisjoint(launch.workers):
+            self._launch = None
 
-    def fail(self, generation: int, why: str) -> None:
-        """Kill the workers of a launch whose mpiexec has ended."""
-        prepared = self._of(generation)
-        if prepared is not None:
-            prepared.fail(why)
+    def fail(self, why: str) -> None:
+        """Kill the workers of the launch that waits, and tell it once."""
+        if self._launch is not None and not self._has_failed:
+            self.drop(why)
+            self._tell(PreparationFailed(self._launch.generation, why))
 
     def drop(self, why: str) -> None:
         """Kill all workers, and tell nothing."""
-        for prepared in self._all:
-            prepared.drop(why)
+        self._has_failed = True
+        for hosted in list(self._workers.values()):
+            hosted.kill(why)
 
-    def _of(self, generation: int) -> Preparation | None:
-        return next((one for one in self._all if one.generation == generation), None)
+    def _bury(self, hosted: HostedWorker, why: str) -> None:
+        del self._workers[hosted.worker]
+        if hosted.guard is not None:
+            hosted.guard.kill()
+            self._forget(hosted.guard.channel)
+        hosted.close()
+        if self._launch is not None and hosted.worker in self._launch.workers:
+            self.fail(why)

@@ -18,6 +18,7 @@ import concurrent.futures
 import errno
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -236,14 +237,14 @@ class Place(FileSystem):
         return future.result()
 
 
+@dataclass(slots=True)
 class _OpenObject:
     """An object that is read, and the block of it that was read last."""
 
-    def __init__(self, key: str, size: int) -> None:
-        self.key = key
-        self.size = size
-        self.start = 0
-        self.block = b""
+    key: str
+    size: int
+    start: int = 0
+    block: bytes = b""
 
 
 def _as_os_error(error: BaseException) -> OSError:

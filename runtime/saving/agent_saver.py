@@ -31,7 +31,6 @@ from holdfast.runtime.saving.save_messages import (
     AskHeld,
     AskMemory,
     HeldSave,
-    OfWorker,
     PartCopied,
     PlanSaves,
 )
@@ -204,11 +203,9 @@ class AgentSaver:
         buffers.touch(attempt, share.spans())
         if mine.part == 0:
             text = encode(plan).decode()
-            self._tell(PlanSaves(generation, layout, text, mine.host, mine.hosts))
+            planned = PlanSaves(generation, layout, text, mine.host, mine.hosts)
+            self._context.tell_agent(to_message(planned))
         return _PreparedSave(plan, layout, buffers, share)
-
-    def _tell(self, message: OfWorker) -> None:
-        self._context.tell_agent(to_message(message))
 
     def _ask_for_memory(self, image_map: ImageMap, layout: str) -> HostBuffers:
         most = self._context.config.options.snapshot_memory

@@ -18,10 +18,10 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import wait
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused
 from holdfast.checkpoint.filesystem import READ_BYTES_PER_S, FileSystem, PacedFileSystem
@@ -44,9 +44,6 @@ from holdfast.runtime.system.daemon_executor import DaemonExecutor
 
 MOST_THREADS = 4
 """Writes of a disk, digests and syncs overlap; more threads gain nothing (bench/README.md)."""
-
-_Shard = TypeVar("_Shard")
-_Written = TypeVar("_Written")
 
 Contents: TypeAlias = "tuple[int, tuple[tuple[Placed, ...], ...]]"
 """A step and the digests of its tensors: all that a checkpoint is restored from."""
@@ -125,7 +122,9 @@ class Committer:
         self._prove()
         try:
             shards = written_by(work.share, ticket.hosts, layout.writers)
-            return tuple(self._at_once(write_one, shards))
+            writes = [self._threads.submit(write_one, shard) for shard in shards]
+            wait(writes)  # an error is raised once all have ended
+            return tuple(found.result() for found in writes)
         finally:
             self._tell_state_of_store(ticket.step)
 
@@ -180,14 +179,6 @@ class Committer:
             return self.store.scan(step).manifest().run_id == self.plan.config.record.run_id
         except CheckpointError:
             return False
-
-    def _at_once(
-        self, write: Callable[[_Shard], _Written], shards: Iterable[_Shard]
-    ) -> list[_Written]:
-        """Write all shards at once; raise the first error, once all have ended."""
-        writes = [self._threads.submit(write, shard) for shard in shards]
-        wait(writes)
-        return [found.result() for found in writes]
 
     def _tell_state_of_store(self, step: int) -> None:
         """Tell what the store lacks, and whether it was removed before this step."""

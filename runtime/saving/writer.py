@@ -13,11 +13,11 @@ directory (`run_files`).
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import mmap
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -79,24 +79,20 @@ _CARE_ENDS_WITHIN_S = 3.0
 """Less than the agent waits for the end of its writer."""
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the writer of the agent at the other end of the descriptor."""
-    parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.saving.writer")
-    parser.add_argument("--control-fd", type=int, required=True)
-    parser.add_argument(
-        "--parent", type=int, required=True, help="the agent, which holds the lease"
-    )
-    parser.add_argument("--files-fd", type=int, help="the head's channel for the run directory")
-    parser.add_argument("--lease-fd", type=int, help="the status with the lease of this host")
-    options = parser.parse_args(argv)
+def main(parent: int, control_fd: int, files_fd: int, lease_fd: int) -> None:
+    """Run the writer of the agent ``parent``, which is at the other end of ``control_fd``.
+
+    The head's channel for the run directory and the status with the lease of this host are on some
+    hosts alone; one that is not there is -1.
+    """
     name_process("holdfast-writer")
     os.nice(_NICE)
     allow_many_files()
-    die_with_parent(options.parent)
-    if options.lease_fd is not None:
-        prove_also(partial(_prove_lease, WorkerStatus(options.lease_fd)))
-    files = None if options.files_fd is None else RunFiles(Channel.adopt(options.files_fd))
-    HostWriter(Channel.adopt(options.control_fd), commits=files is not None).run()
+    die_with_parent(parent)
+    if lease_fd >= 0:
+        prove_also(partial(_prove_lease, WorkerStatus(lease_fd)))
+    files = None if files_fd < 0 else RunFiles(Channel.adopt(files_fd))
+    HostWriter(Channel.adopt(control_fd), commits=files is not None).run()
     if files is not None:
         files.close(_FILES_END_WITHIN_S)
 
@@ -258,4 +254,4 @@ class WriterReport:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

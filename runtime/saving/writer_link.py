@@ -184,32 +184,24 @@ class WriterLink:
 
     def _started(self) -> Channel:
         """Start a writer, and return the channel to it."""
-        (ours, theirs), (files, their_files) = pair(), pair()
-        command = [*module_command("holdfast.runtime.saving.writer"), "--parent", str(os.getpid())]
-        command += ["--control-fd", str(theirs.fileno())]
-        if self._on_files is not None:
-            command += ["--files-fd", str(their_files.fileno())]
-        inherited = [theirs.fileno(), their_files.fileno()]
-        if self._lease_fd is not None:
-            command += ["--lease-fd", str(self._lease_fd)]
-            inherited.append(self._lease_fd)
-        try:
+        with contextlib.ExitStack() as kept, contextlib.ExitStack() as given:
+            ours, theirs = pair()
+            kept.callback(ours.close)
+            given.callback(theirs.close)
+            fds = [theirs.fileno(), -1, -1 if self._lease_fd is None else self._lease_fd]
+            if self._on_files is not None:
+                files, its_files = pair()
+                kept.callback(files.close)
+                given.callback(its_files.close)
+                fds[1] = its_files.fileno()
+            words = map(str, (os.getpid(), *fds))
+            command = by_env(module_command("holdfast.runtime.saving.writer", *words))
             with blocked():
                 self._process = subprocess.Popen(
-                    by_env(command),
-                    pass_fds=inherited,
-                    stdin=subprocess.DEVNULL,
+                    command, pass_fds=[fd for fd in fds if fd >= 0], stdin=subprocess.DEVNULL
                 )
-        except OSError:
-            ours.close()
-            files.close()
-            raise
-        finally:
-            theirs.close()
-            their_files.close()
-        if self._on_files is None:
-            files.close()
-        else:
+            kept.pop_all()
+        if self._on_files is not None:
             self._on_files(files)
         return ours
 

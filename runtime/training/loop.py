@@ -69,7 +69,6 @@ class TrainingLoop:
     ) -> None:
         replica = state.replica
         self._context = context
-        self._replica = replica
         self._state = state
         self._callback_host = state.callback_host
         self._has_callbacks = type(state.callback_host) is not CallbackHost

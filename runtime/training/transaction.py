@@ -66,7 +66,6 @@ class Transaction:
         self.work = work
         self.size = maker.size + LANES
         self._maker = maker
-        self._microbatches = microbatches
         # One vector for the leaf being computed, and at most one held for each microbatch.
         self.vectors = SharedVectors.create(self.size, microbatches + 1)
         self._sums = PartialSums(microbatches, self.vectors.allocate)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from heads import ENDED, ORDERS, WARM, completed, exited, formed, job_of, joined, saved, stopped
+from heads import ENDED, WARM, completed, exited, formed, job_of, joined, kind_of, saved, stopped
 
 from holdfast.recovery.event import Event
 from holdfast.runtime.errors import ExitCode
@@ -168,7 +168,7 @@ class Headed:
 
     @property
     def kinds(self) -> list[str]:
-        return [ORDERS[type(order)] for order in self.agent.orders]
+        return list(map(kind_of, self.agent.orders))
 
     @property
     def said(self) -> list[str]:

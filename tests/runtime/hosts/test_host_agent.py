@@ -294,8 +294,8 @@ def test_writer_of_a_host_knows_the_end_of_its_lease(start: Callable[..., Far]) 
     far = start()
     far.wait_for(lambda _: "holdfast-writer" in far.helpers())
     pid = far.helpers()["holdfast-writer"]
-    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    fd = os.open(f"/proc/{pid}/fd/{words[words.index('--lease-fd') + 1]}", os.O_RDWR)
+    *_, lease, _ = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    fd = os.open(f"/proc/{pid}/fd/{lease}", os.O_RDWR)
     status = WorkerStatus(fd)
     before = status.lease_ms
 

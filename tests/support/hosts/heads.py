@@ -34,7 +34,7 @@ from holdfast.runtime.head.job_setup import JobSetup
 from holdfast.runtime.head.orders import TimeLimits
 from holdfast.runtime.head.preconditions import ScriptSource
 from holdfast.runtime.head.screen import ProgressLog, Screen
-from holdfast.runtime.host.host_messages import LaunchOrder, Order, PrepareOrder
+from holdfast.runtime.host.host_messages import LaunchOrder, Order
 from holdfast.runtime.host.launchers import MpiLibrary
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.entries import Entry
@@ -55,9 +55,14 @@ ORDERS = {
     AskToSave: "save",
     AskToStop: "stop",
     Renew: "renew",
-    PrepareOrder: "prepare",
     DropPrepared: "drop",
 }
+
+
+def kind_of(order: Order) -> str:
+    if isinstance(order, LaunchOrder) and order.config.is_prepared:
+        return "prepare"
+    return ORDERS[type(order)]
 
 
 def joined(*workers: int) -> list[Event]:
@@ -175,7 +180,7 @@ class Decided:
 
     @property
     def kinds(self) -> list[str]:
-        return [ORDERS[type(order)] for order in self.orders]
+        return list(map(kind_of, self.orders))
 
     @property
     def lines(self) -> list[str]:

@@ -534,9 +534,9 @@ class HostSimulation:
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         def start(command: Sequence[str], **_: Any) -> _Process:
-            fd = int(command[command.index("--control-fd") + 1])
-            channel = Channel.adopt(os.dup(fd))
-            self.processes.append(_Process(self, channel, commits="--files-fd" in command))
+            control, files, _ = map(int, command[-3:])
+            channel = Channel.adopt(os.dup(control))
+            self.processes.append(_Process(self, channel, commits=files >= 0))
             return self.processes[-1]
 
         timeout = subprocess.TimeoutExpired
