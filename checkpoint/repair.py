@@ -111,7 +111,7 @@ def mend_step(
         (copy.disk, copy.directory / step_name(step)),
     ]
     missing: list[str] = []
-    for place, manifest in _manifests(here, places, step, run_id):
+    for place, manifest in _manifests(places, step, run_id):
         header = Header(manifest.run_id, manifest.generation, step)
         name = StagingName(step, manifest.generation, here.next_attempt(header))
         staging = here.staging(name.step, name.generation, name.attempt)
@@ -150,7 +150,7 @@ def directories_of(store: CheckpointStore, step: int) -> tuple[Path, ...]:
 
 
 def _manifests(
-    here: CheckpointStore, places: Sequence[_Place], step: int, run_id: str | None
+    places: Sequence[_Place], step: int, run_id: str | None
 ) -> list[tuple[_Place, Manifest]]:
     """Return the valid manifests of a step and where each is, ours first; at least one.
 

@@ -458,15 +458,6 @@ def _excluded_too(job_id: str, lost: Sequence[str], nodes: int) -> str:
     return excluded
 
 
-def cancel(job_id: str) -> None:
-    """End a job for good.
-
-    Raises:
-        SlurmRefused: Slurm has not done so; the text gives the reason.
-    """
-    _call(("scancel", job_id))
-
-
 def _call(command: Sequence[str], text: str = "") -> str:
     # The user's wishes for squeue, such as SQUEUE_STATES, would hide this job.
     environ = {name: text for name, text in os.environ.items() if not name.startswith("SQUEUE_")}
@@ -509,5 +500,5 @@ def bring_back(
             try:
                 requeue(job)  # Slurm gives no job a node that is down
             except SlurmRefused:
-                cancel(job)
+                _call(("scancel", job))
             return

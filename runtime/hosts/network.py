@@ -82,9 +82,7 @@ def choose(
     if narrow:
         raise UsageError(f"from {', '.join(narrow)} {NARROW}; or name another network by --network")
     raise UsageError(
-        _without_any(names, facts, found)
-        if wanted is None
-        else _not_on(wanted, names, facts, found)
+        _without_any(names, found) if wanted is None else _not_on(wanted, names, facts, found)
     )
 
 
@@ -155,11 +153,7 @@ def _not_on(
     raise AssertionError("all hosts are on the network")
 
 
-def _without_any(
-    names: Sequence[str],
-    facts: Sequence[HostFacts],
-    found: Sequence[tuple[Place, Sequence[str]]],
-) -> str:
+def _without_any(names: Sequence[str], found: Sequence[tuple[Place, Sequence[str]]]) -> str:
     """Return why no network will do, with one that would, if a router leads to all hosts."""
     for place, sources in found:
         around = _around((place.address, *sources)) if all(sources) else None

@@ -57,7 +57,7 @@ def open_or_create_record(
         directory.create_record(record)
         return record, False
     refuse_other_program(options, program)
-    if _has_begun(directory, options):
+    if _has_begun(directory):
         record = _resumed(options, before)
         if record.microbatches != before.microbatches:
             directory.replace_record(dataclasses.replace(before, microbatches=record.microbatches))
@@ -73,7 +73,7 @@ def open_or_create_record(
     return record, True
 
 
-def _has_begun(directory: RunDirectory, options: JobOptions) -> bool:
+def _has_begun(directory: RunDirectory) -> bool:
     """Return whether the run has trained a step; True if nobody can tell."""
     if directory.newest_step is not None:
         return True
@@ -97,7 +97,7 @@ def refuse_other_program(options: JobOptions, program: Program, *, is_owned: boo
     if record is None:
         return
     other = _other_task(record, options) or _other_script(record, options, program)
-    if other and (is_owned or _has_begun(directory, options)):
+    if other and (is_owned or _has_begun(directory)):
         raise UsageError(f"{options.run_dir} holds {other}")
 
 

@@ -368,14 +368,14 @@ class WorkerStatus:
         Raises:
             KeyError: there is no such word of this writer.
         """
-        words, places = self.words, _PLACES[writer]
+        words, mirrored = self.words, _MIRRORED[writer]
         for name, found in changes.items():
             if name == _SPENT:
                 words[_SUMS_AT : _SUMS_AT + KINDS] = array.array("Q", found)
             elif name == _PROGRESS:
                 self.tell_progress(found.encode(_PROGRESS_CODEC))
             else:
-                words[places[name]] = found
+                words[mirrored[name].place] = found
 
     @property
     def has_lease(self) -> bool:
@@ -404,10 +404,6 @@ _WORDS: tuple[_Word[Any], ...] = tuple(
 _MIRRORED: dict[Writer, dict[str, _Word[Any]]] = {
     writer: {word.name: word for word in _WORDS if word.writer is writer and not word.is_local}
     for writer in Writer
-}
-_PLACES = {
-    writer: {name: word.place for name, word in words.items()}
-    for writer, words in _MIRRORED.items()
 }
 _TURN_AT, _LEASE_AT = WorkerStatus._turn.place, WorkerStatus.lease_ms.place
 
