@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.runtime.commands.command import Documented, living_run_argument, timeout_option
+from holdfast.runtime.commands.command import PATH, Documented, living_run_argument, timeout_option
 from holdfast.runtime.errors import NotSaved
 from holdfast.runtime.head.living_job import answers_to
 from holdfast.runtime.head.visits import (
@@ -76,7 +76,7 @@ def save(run_dir: Path, *, wait: bool, timeout: float) -> None:
     examples=("scale holdfast-train 8", "scale /scratch/run 2 --timeout 60"),
     context_settings={"show_default": True},
 )
-@living_run_argument
+@click.argument("run_dir", type=PATH)  # a number alone would be read as a directory
 @click.argument("workers", type=click.IntRange(min=1))
 @timeout_option
 def scale(run_dir: Path, *, workers: int, timeout: float) -> None:

@@ -45,6 +45,7 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import (
     complete_run,
     open_or_create_record,
+    refuse_other_copies,
     refuse_other_program,
     script_terms,
 )
@@ -390,7 +391,11 @@ def _take_copies(setup: JobSetup) -> None:
 
     try:
         setup.copies_told = take_copies(
-            setup.directory, options.copy_to, say, is_fresh=options.fresh
+            setup.directory,
+            options.copy_to,
+            say,
+            lambda theirs: refuse_other_copies(theirs, options, setup.program),
+            is_fresh=options.fresh,
         )
     except (CheckpointError, OSError) as error:
         raise RunUnreadable(f"{options.copy_to} was not read to its end: {error}") from error

@@ -101,6 +101,21 @@ def refuse_other_program(options: JobOptions, program: Program, *, is_owned: boo
         raise UsageError(f"{options.run_dir} holds {other}")
 
 
+def refuse_other_copies(record: RunRecord, options: JobOptions, program: Program) -> None:
+    """Refuse the copies of a run that this job would not go on with, before any is taken.
+
+    Raises:
+        UsageError: they are those of another script, or of a run with another seed.
+    """
+    own = "a URL of its own by --copy-to"
+    other = _other_script(record, options, program, own)
+    if not other and options.seed not in (None, record.seed):
+        seeds = f"seed {record.seed}, not {options.seed}"
+        other = f"a run with {seeds}: leave --seed out, or give this one {own}"
+    if other:
+        raise UsageError(f"{options.copy_to} holds {other}")
+
+
 def _other_task(record: RunRecord, options: JobOptions) -> str:
     """Return in words that this is another task of a job array; "" if it is not."""
     task = find_array_task(os.environ)
@@ -118,8 +133,13 @@ def _other_task(record: RunRecord, options: JobOptions) -> str:
     return f"the run{begun}, and this is task {task.index} of {task.array}: {way}"
 
 
-def _other_script(record: RunRecord, options: JobOptions, program: Program) -> str:
-    """Return in words that the run is another script's; "" if it is not.
+def _other_script(
+    record: RunRecord,
+    options: JobOptions,
+    program: Program,
+    own: str = "a run directory of its own by --run-dir, or set that run aside by --fresh",
+) -> str:
+    """Return in words that the run is another script's, which needs its ``own``; "" if it is not.
 
     A script that was moved with its run directory has kept its place from there; one that was moved
     alone has kept its text.  So has one in the folder of another release, when a user names the run
@@ -138,10 +158,7 @@ def _other_script(record: RunRecord, options: JobOptions, program: Program) -> s
     there = shlex.quote(os.path.dirname(record.script))
     link = f"mkdir -p {there} && {shlex.join(['ln', '-sb', script, record.script])}"
     same = f"; if it goes on with that run, `{link}` says so" if may_be_same else ""
-    return (
-        f"the run of {record.script}: give {script} a run directory of its own by --run-dir, or "
-        f"set that run aside by --fresh{same}"
-    )
+    return f"the run of {record.script}: give {script} {own}{same}"
 
 
 def elsewhere(record: RunRecord, options: JobOptions) -> str:

@@ -14,15 +14,21 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import RunUnreadable, UsageError
 from holdfast.runtime.run.files import write_whole
 from holdfast.runtime.run.place import Place, reason_of
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
 
 def take_copies(
-    directory: RunDirectory, url: str, say: Callable[[str], None], *, is_fresh: bool
+    directory: RunDirectory,
+    url: str,
+    say: Callable[[str], None],
+    refuse: Callable[[RunRecord], None],
+    *,
+    is_fresh: bool,
 ) -> tuple[str, ...]:
     """Take what a run directory lacks, and a place has; return what there is to tell of it.
 
-    A place that does not answer is left alone, unless the run may be nowhere else.
+    A place that does not answer is left alone, unless the run may be nowhere else.  ``refuse``
+    raises for the record of a run that this job would not go on with.
 
     Raises:
         UsageError: the place has the copies of another run, or none of its steps can be used.
@@ -51,6 +57,8 @@ def take_copies(
             "its own by --copy-to, or remove what is there"
         )
     if ours is None:
+        if there:  # a run without a step takes any script
+            refuse(theirs)
         directory.create_record(theirs)
     if not there or (newest is not None and newest >= there[0]):
         return ()

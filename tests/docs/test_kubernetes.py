@@ -67,6 +67,19 @@ def test_hosts_of_the_job_are_the_pods_of_the_set() -> None:
     assert hosts == [f"{name}-{number}" for number in range(count)]
 
 
+def test_pod_that_is_not_there_yet_does_not_fail_the_job_of_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import holdfast\n")
+    (job,) = (d for d in documents(RECIPES / "several-pods.yaml") if d["kind"] == "Job")
+    (rule,) = job["spec"]["podFailurePolicy"]["rules"]
+    code = holdfast_code("run", "--hosts", "host-0:4", "--rsh", "false", "train.py")
+
+    assert code == 2
+    assert code not in rule["onExitCodes"]["values"]
+
+
 def test_remote_shell_hands_a_command_and_its_input_to_a_pod(tmp_path: Path) -> None:
     """The kubectl of this test says how it was called, and then does as a pod would."""
     kubectl = tmp_path / "kubectl"

@@ -146,3 +146,20 @@ def test_second_run_is_refused_the_place_of_another(server: S3Server, tmp_path: 
 
     assert job.exit_code == ExitCode.USAGE
     assert "and --fresh begins another one; give that a URL of its own" in job.stderr
+
+
+def test_place_of_another_run_leaves_nothing_in_a_new_run_directory(
+    server: S3Server, tmp_path: Path
+) -> None:
+    """So the same command with another URL begins the run that was meant."""
+    open_gate(tmp_path)
+    run_job(copying(tmp_path / "one"))
+    other = tmp_path / "other.py"
+    other.write_text("import holdfast\n")
+    script = run_job(replace(copying(tmp_path / "two"), script=other))
+    seed = run_job(copying(tmp_path / "two", "--seed", "5"))
+
+    assert (script.exit_code, seed.exit_code) == (ExitCode.USAGE, ExitCode.USAGE)
+    assert f"give {other} a URL of its own by --copy-to" in script.stderr
+    assert f"{URL} holds a run with seed 0, not 5: " in seed.stderr
+    assert [path.name for path in (tmp_path / "two").iterdir()] == ["lease"]

@@ -53,8 +53,8 @@ class Copied:
         return Place(self.url).store.steps()
 
     def take(self, **wishes: Any) -> tuple[str, ...]:
-        wishes = {"is_fresh": False, **wishes}
-        return take_copies(RunDirectory(self.run_dir), self.url, lambda _: None, **wishes)
+        wishes = {"say": lambda _: None, "refuse": lambda _: None, "is_fresh": False, **wishes}
+        return take_copies(RunDirectory(self.run_dir), self.url, **wishes)
 
     def lose(self) -> None:
         """Remove the run directory, and make an empty one."""
