@@ -165,8 +165,10 @@ class JobMachine:
             raise IllegalTransition(f"a job that is {self._state.value} cannot be started")
         return self._launch(self._terms.workers, "the job begins")
 
-    def take_over(self, launch: Launch) -> None:
+    def take_over(self, launch: Launch, prepared: int = 0) -> None:
         """Go on with a launch of another head, which has died with its workers.
+
+        ``prepared`` workers were made beside it since.
 
         Raises:
             IllegalTransition: the job was started before; nothing changed.
@@ -175,8 +177,8 @@ class JobMachine:
             raise IllegalTransition(f"a job that is {self._state.value} takes no launch over")
         self._budget = RestartBudget(self._terms.max_restarts, launch.spent)
         self._relaunches = launch.relaunch
-        self._next_id = max(launch.workers) + 1
-        self._next_generation = launch.generation + len(launch.workers)
+        self._next_id = max(launch.workers) + 1 + prepared
+        self._next_generation = launch.generation + len(launch.workers) + prepared
         self._view = LaunchView.of(launch.workers, launch.generation)
         self._state = JobState.LAUNCHING
 

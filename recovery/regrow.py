@@ -9,7 +9,8 @@ a hope is paid for once.  A launch pays if it gains `LEAST_GAIN` times its cost.
 Hysteresis: after a launch nothing is begun for some pauses' time, so pauses cost a twentieth at
 most.  A loss within that time, or a launch that could not be prepared, doubles the time: a place
 that kills its workers again and again is filled seldom.  The time is short again after a launch
-that has outlived it.
+that has outlived it.  A size that a user has asked for needs not pay.  If it cannot be prepared, it
+is tried again after a second, and then ever later.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ LEAST_GAIN = 2.0
 FIRST_COST_S = 3.0
 QUIET_COSTS = 20.0
 MOST_QUIET_S = 3600.0
+LONGEST_RETRY_S = 60.0
 LEAST_SEEN_S = 1.0
 """What a step takes is known after so long."""
 
@@ -49,6 +51,10 @@ class Regrowth:
     """The look that has seen the newest step."""
     asked_at: float | None = None
     """When a training was asked to make room, until the next launch has come further."""
+    failures: int = 0
+    """How many launches in a row could not be prepared."""
+    retry_at: float = 0.0
+    """When another one may be, if a user wants it."""
     is_back: bool = False
     """Whether the world of that launch has formed."""
 
@@ -61,11 +67,13 @@ class Regrowth:
     def made_room(self, now: float) -> Regrowth:
         """Return what is known when a training was asked to make room for a launch."""
         factor = self.quiet_factor if self._is_quiet(now) else 1.0
-        return replace(self._quiet(now, factor), asked_at=now, is_back=False)
+        return replace(self._quiet(now, factor), asked_at=now, is_back=False, failures=0)
 
     def failed(self, now: float) -> Regrowth:
         """Return what is known when a launch could not be prepared."""
-        return self._quiet(now, 2 * self.quiet_factor)
+        retry_at = now + min(LONGEST_RETRY_S, 2.0 ** min(self.failures, 6))
+        known = self._quiet(now, 2 * self.quiet_factor)
+        return replace(known, failures=self.failures + 1, retry_at=retry_at)
 
     def seen(self, pace: Pace, workers: int) -> Regrowth:
         """Return what is known after a look at the training of so many workers."""

@@ -141,8 +141,10 @@ class Decider:
         launch = order.launch
         self._history = RunHistory(order.config.history, time.monotonic())
         self._console.lost_head(launch, reason)
-        self._machine.take_over(launch)
+        self._machine.take_over(launch, standing.prepared)
         self.log.begin(order)
+        if standing.asked is not None:
+            self._handle(ScaleAsked(standing.asked))
         first, *_ = launch.workers
         if standing.is_up:
             for worker in launch.workers:
@@ -169,7 +171,7 @@ class Decider:
                 is_loss = generation != self._machine.view.generation
                 self._regrowth = self._regrowth.formed(witnessed_s(), is_loss=is_loss)
             case PreparationFailed():
-                self._regrowth = self._regrowth.failed(witnessed_s())
+                self._regrowth = self._regrowth.failed(self._pace.now)
         if type(event) in DECIDED:
             self._handle(event)
 
@@ -225,7 +227,8 @@ class Decider:
         if self.end is not None or not machine.may_plan:
             return
         if machine.is_rescaled:
-            self._handle(LaunchWanted(f"scaled to {count(possible, 'worker')}"))
+            if now >= self._regrowth.retry_at:
+                self._handle(LaunchWanted(f"scaled to {count(possible, 'worker')}"))
         elif self.job.config.options.regrow == "auto" and self._regrowth.pays(
             self._pace, workers, possible
         ):
@@ -243,7 +246,9 @@ class Decider:
             return f"its hosts take {slots} workers; stop it and run it again with other --hosts"
         options = replace(config.options, workers=workers)
         self.job = replace(self.job, config=replace(config, options=options))
-        self.on_event(ScaleAsked(workers))
+        asked = ScaleAsked(workers)
+        self.log.note(asked)
+        self.on_event(asked)
         return ""
 
     def lose_directory(self, lost: RunDirectoryLost) -> None:
@@ -351,7 +356,9 @@ class Decider:
                 case Prepare(launch):
                     self._prepared_hosts = self._place(len(launch.workers))
                     hosts = self._prepared_hosts
-                    self._obey_agent(self._order_of(launch, hosts, is_prepared=True))
+                    order = self._order_of(launch, hosts, is_prepared=True)
+                    self.log.prepare(order)
+                    self._obey_agent(order)
                 case AskToSave() | AskToStop() | DropPrepared():
                     self._obey_agent(command)
 

@@ -149,6 +149,8 @@ class Head:
                 seen = self._agent.launch.progress
                 is_held, progress = self._held is not None, seen.progress
                 job.decider.poll(now, is_idle=is_idle, is_held=is_held, progress=progress)
+                if self._client is not None:
+                    self._client.follow(job.decider.log)
                 job.progress.show(seen)
                 job.copier.poll(now)
                 self._show_metrics(job, now)

@@ -18,6 +18,7 @@ from holdfast.recovery.event import (
     HostBack,
     HostLost,
     Launch,
+    ScaleAsked,
     WorkerExited,
     WorkerJoined,
     WorldNamed,
@@ -111,7 +112,7 @@ class Job:
         found = dataclasses.replace(self, losses=standing.losses, missing=standing.missing)
         if standing.order is not None:
             last = from_plain(LaunchOrder, standing.order).config.options.workers
-            options = dataclasses.replace(self.config.options, workers=last)
+            options = dataclasses.replace(self.config.options, workers=standing.asked or last)
             config = dataclasses.replace(self.config, options=options)
             found = dataclasses.replace(found, config=config)
         return found if found.terms.slots else dataclasses.replace(found, missing=())
@@ -146,7 +147,13 @@ class LaunchLog:
         """Forget the last launch; ``order`` is the agent's order for this one."""
         self.order, self._joined, self._is_leased = order, set(), False
         self._members = set(order.config.workers)
-        self._stand(order=to_plain(order), is_up=False, saved_step=None)
+        asked = self.standing.asked
+        asked = None if asked is None or asked <= self.launched else asked
+        self._stand(order=to_plain(order), is_up=False, saved_step=None, prepared=0, asked=asked)
+
+    def prepare(self, order: LaunchOrder) -> None:
+        """Take note of a launch that is to follow: nobody may use its numbers again."""
+        self._stand(prepared=self.standing.prepared + len(order.config.workers))
 
     def note(self, event: News) -> None:
         """Take note of what has happened."""
@@ -163,6 +170,8 @@ class LaunchLog:
             case WorkerExited(worker):
                 self._members.discard(worker)
                 self._stand()
+            case ScaleAsked(workers):
+                self._stand(asked=workers)
             case HostLost(host, leased_s=leased_s):
                 self._is_leased |= bool(leased_s)
                 losses = {**before.losses, host: before.losses.get(host, 0) + 1}

@@ -40,6 +40,10 @@ class Standing:
     """How often each host was lost of late."""
     missing: tuple[str, ...] = ()
     """The hosts that are lost, and not back."""
+    prepared: int = 0
+    """How many workers were made since, of launches that were to follow it."""
+    asked: int | None = None
+    """How many workers a user has asked for, until a launch has them."""
 
 
 @dataclass(frozen=True, slots=True)

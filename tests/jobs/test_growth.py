@@ -138,6 +138,25 @@ def test_head_that_takes_over_keeps_the_size_that_was_asked_for(
     assert sizes(job) == [2, 4, 4]
 
 
+def test_head_that_takes_over_uses_no_number_of_a_launch_that_was_prepared(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """It keeps the size that was asked for, too."""
+    with start_job(gated(tmp_path, 3, 60, workers=2)) as running:
+        running.wait_for("world")
+        assert scale(tmp_path, 3) == 0
+        prepared(running)
+        running.signal(signal.SIGKILL, "holdfast-agent")
+        running.wait_for("world", generation=6)
+        (tmp_path / "3").touch()
+        running.wait_for("renewing")
+        (tmp_path / "60").touch()
+        job = running.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert [launch["workers"] for launch in job.events("launch")] == [[0, 1], [5, 6], [7, 8, 9]]
+
+
 def test_launch_reads_from_memory_what_the_one_before_has_saved(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

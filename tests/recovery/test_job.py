@@ -542,13 +542,13 @@ def test_head_that_has_begun_takes_no_launch_over() -> None:
 
 def test_ids_and_generations_of_a_launch_that_was_taken_over_are_never_used_again() -> None:
     machine = JobMachine(JobTerms(workers=3, max_restarts=5, can_shrink=True))
-    machine.take_over(Launch(7, (WorkerId(4), WorkerId(5)), 1, "why", spent=1))
+    machine.take_over(Launch(7, (WorkerId(4), WorkerId(5)), 1, "why", spent=1), prepared=3)
 
     (launch,) = machine.handle(ENDED)
 
     assert isinstance(launch, Launch)
-    assert launch.workers == (6, 7)
-    assert launch.generation == 9
+    assert launch.workers == (9, 10)
+    assert launch.generation == 12
     assert (launch.relaunch, launch.spent) == (2, 3)
 
 

@@ -30,6 +30,7 @@ from holdfast.recovery.event import (
     Launch,
     LaunchEnded,
     LaunchPrepared,
+    PreparationFailed,
     RunDirectoryLost,
 )
 from holdfast.recovery.schedule import FailureHistory
@@ -271,6 +272,23 @@ def test_prepared_launch_takes_the_place_of_one_that_has_stopped() -> None:
     assert made.kinds == ["launch", "prepare", "renew", "launch"]
     assert made.launches[-1].config.workers == (4, 5, 6, 7)
     assert any("2 of 4 workers are left: stopping" in line for line in made.lines)
+
+
+def test_size_that_cannot_be_prepared_is_tried_ever_later() -> None:
+    made = decided(workers=4)
+    made.begin(*shrunk())
+    assert made.decider.scale(1) == ""
+
+    tried: list[float] = []
+    for look_at in range(400):
+        look(made, 100.0 + look_at / 2, 10 + look_at)
+        if made.kinds[-1] == "prepare" and made.kinds.count("prepare") > len(tried):
+            tried.append(look_at / 2)
+            order = made.orders[-1]
+            assert isinstance(order, LaunchOrder)
+            made.hear(PreparationFailed(order.config.generation, "no space left"))
+
+    assert tried == [0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 123.0, 183.0]
 
 
 def test_job_that_is_short_of_time_does_not_grow() -> None:
