@@ -300,7 +300,7 @@ class LaunchPrepared(Event):
 class PreparationFailed(
     Event,
     name="preparation_failed",
-    sentence="another launch cannot be prepared, so this one trains on: {reason}",
+    sentence="another launch could not be prepared: {reason}",
     listed="notices",
     hidden=["generation"],
 ):

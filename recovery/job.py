@@ -110,6 +110,11 @@ class JobTerms:
     slots: int | None = None
     """How many workers the job's hosts take; None: as many as are asked for."""
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether a launch goes on after a death; that of one worker leaves nobody who waits."""
+        return self.can_shrink or self.workers == 1
+
     def fitting(self, workers: int) -> int:
         """Return how many of ``workers`` have a place."""
         return workers if self.slots is None else min(workers, self.slots)
@@ -149,6 +154,11 @@ class JobMachine:
     def is_stopping(self) -> bool:
         """Whether the end of the job was asked for."""
         return self._stop_code is not None or self._lost is not None
+
+    @property
+    def is_short_of_time(self) -> bool:
+        """Whether no launch follows any more before the time of the job is up."""
+        return self._is_short_of_time
 
     @property
     def view(self) -> LaunchView:
@@ -322,7 +332,7 @@ class JobMachine:
         """Keep it; after a death in a job whose worlds do not shrink: kill, ending."""
         assert isinstance(event, WorkerExited)
         self._note(event)
-        if event.is_clean or self._terms.can_shrink:
+        if event.is_clean or self._terms.may_go_on:
             return ()
         return self._kill(f"worker {event.worker} died ({event.cause}) and worlds do not shrink")
 

@@ -240,6 +240,8 @@ class Decider:
         parts, slots = config.record.microbatches, total_slots(hosts)
         if self.is_stopping or self._has_failed:
             return "it is ending"
+        if self._machine.is_short_of_time:
+            return "its time is nearly up, and no other launch follows"
         if workers > parts:
             return f"each step has {parts} microbatches, so more than {parts} workers would be idle"
         if hosts and workers + config.options.spares > slots:

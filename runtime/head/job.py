@@ -82,8 +82,7 @@ class Job:
             workers=workers,
             slots=total_slots(there) if self.hosts else None,
             max_restarts=options.max_restarts,
-            # The death of a single worker leaves no survivor that would wait for ever.
-            can_shrink=options.shrink or workers == 1,
+            can_shrink=options.shrink,
             first_generation=self.config.generation,
             has_checkpoint=self.saved_step is not None,
             spares=options.spares,

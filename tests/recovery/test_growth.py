@@ -266,6 +266,19 @@ def test_size_that_a_job_has_or_cannot_have_just_now_is_no_reason_for_a_launch(
     assert machine.is_rescaled == (asked > 3)
 
 
+def test_launch_that_has_grown_from_one_worker_ends_with_a_death_if_worlds_do_not_shrink() -> None:
+    machine, prepared = running(1, can_shrink=False), list[Launch]()
+    saves(machine, 1)
+    for name, count in (("scale", 3), ("grows", 0), ("ready", 0)):
+        happen(machine, prepared, name, count)
+    (launch,) = stops(machine)
+    join(machine, launch)
+
+    dead = WorkerExited(machine.view.world[1], is_clean=False, cause="signal SIGKILL")
+
+    assert told(machine.handle(dead)) == "KillLaunch"
+
+
 def test_size_counts_no_spares() -> None:
     machine = running(4, spares=2)
 

@@ -300,6 +300,7 @@ def test_job_that_is_short_of_time_does_not_grow() -> None:
         look(made, 100.0 + second, 10 + second)
 
     assert made.kinds == ["launch"]
+    assert made.decider.scale(2) == "its time is nearly up, and no other launch follows"
 
 
 def limited(left_s: float) -> TimeLimits:

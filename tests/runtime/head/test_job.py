@@ -52,7 +52,7 @@ def test_machine_gets_the_terms_of_the_user(
 ) -> None:
     terms = job_of(**options).terms
 
-    assert (terms.workers, terms.can_shrink) == (workers, can_shrink)
+    assert (terms.workers, terms.may_go_on) == (workers, can_shrink)
     assert terms.has_checkpoint is has_checkpoint
 
 

@@ -71,7 +71,7 @@ TOLD: list[tuple[Event, str]] = [
     (ScaleAsked(8), "the number of workers is to be 8"),
     (
         PreparationFailed(5, "worker 9 died (signal SIGKILL)"),
-        "another launch cannot be prepared, so this one trains on: worker 9 died (signal SIGKILL)",
+        "another launch could not be prepared: worker 9 died (signal SIGKILL)",
     ),
     (
         events.Balanced(40, (5, 5, 4, 2), slowest=3, times=2.04),
