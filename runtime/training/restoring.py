@@ -516,11 +516,15 @@ def readers_of(shards: int, holders: Sequence[Collection[int]]) -> list[int]:
 
     ``holders`` has the shards of each rank.  Ranks of a host are neighbours: all hosts read alike.
     """
-    ranks, found = len(holders), []
+    near: dict[int, list[int]] = {}
+    for rank, held in enumerate(holders):
+        for shard in held:
+            near.setdefault(shard, []).append(rank)
+    found = []
     for shard in range(shards):
-        near = [rank for rank in range(ranks) if shard in holders[rank]]
-        usual = shard * ranks // shards
-        found.append(usual if usual in near or not near else near[shard % len(near)])
+        usual = shard * len(holders) // shards
+        ranks = near.get(shard, [usual])
+        found.append(usual if usual in ranks else ranks[shard % len(ranks)])
     return found
 
 
