@@ -356,8 +356,7 @@ class Decider:
                     self._regrowth = self._regrowth.made_room(self._pace.now)
                     self._obey_agent(command)
                 case Prepare(launch):
-                    self._prepared_hosts = self._place(len(launch.workers))
-                    hosts = self._prepared_hosts
+                    hosts = self._prepared_hosts = self._place(len(launch.workers))
                     order = self._order_of(launch, hosts, is_prepared=True)
                     self.log.prepare(order)
                     self._obey_agent(order)

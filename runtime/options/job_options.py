@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,16 +61,14 @@ _check_pause = _seconds("a number of seconds, or 0 or never for none")
 REGROW = ("auto", "never")
 
 
-def _check_rule(rule: str) -> None:
-    """Refuse an unknown rule for learning rates."""
-    if rule not in _RULES:
-        raise ValueError(f"must be {' or '.join(_RULES)}, got {rule!r}")
+def _one_of(words: Sequence[str]) -> Callable[[str], None]:
+    """Return a check that refuses all but these words."""
 
+    def check(word: str) -> None:
+        if word not in words:
+            raise ValueError(f"must be {' or '.join(words)}, got {word!r}")
 
-def _check_regrow(word: str) -> None:
-    """Refuse an unknown answer to whether places are filled again."""
-    if word not in REGROW:
-        raise ValueError(f"must be {' or '.join(REGROW)}, got {word!r}")
+    return check
 
 
 def _check_faults(texts: tuple[str, ...]) -> None:
@@ -281,7 +279,7 @@ class JobOptions:
         "Whether the places of dead workers and lost hosts are filled again when it pays.",
         "auto",
         metavar="|".join(REGROW),
-        check=_check_regrow,
+        check=_one_of(REGROW),
     )
     verify_every: int | None = _number(
         "--verify-every",
@@ -335,7 +333,7 @@ class JobOptions:
         "How the learning rate grows with --scale-batch, over five epochs: linear or sqrt.",
         None,
         metavar="linear|sqrt",
-        check=_check_rule,
+        check=_one_of(_RULES),
         default_text="it does not",
     )
     accept_batch_mixing: bool = _switch(
