@@ -21,7 +21,7 @@ from holdfast.checkpoint.image import ShareImage
 from holdfast.checkpoint.image_map import ImageMap, share_of
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.shares import note_part, written_by
-from holdfast.checkpoint.tensor import Tensors
+from holdfast.checkpoint.tensor import ShardLayout, Tensors
 from holdfast.recovery.placement import SavePart
 from holdfast.recovery.saves import PartHeld, ShareWritten, WorkFailed
 from holdfast.runtime.saving.committer import MOST_THREADS
@@ -117,7 +117,7 @@ def images_in_memory(context: WorkerContext, manifest: Manifest) -> Mapping[int,
     memory = HostBuffers.of_agent(fds)[0]
     held = _HELD.decode(answer)
     image_map = decode(SavePlan, held.plan.encode()).image_map(held.share, held.hosts)
-    if image_map.layout.writers != manifest.writers:
+    if image_map.layout != ShardLayout(manifest.specs, manifest.writers):
         return {}
     sizes = {shard: manifest.shards[shard].size for shard in image_map.pieces}
     return {shard: image_map.image(memory, shard, size) for shard, size in sizes.items()}

@@ -9,17 +9,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from agents import Host
-from host_saves import LAUNCH, STEP, cursor_of, plan_of, request_of, saved_steps, state_of
+from host_saves import LAUNCH, RUN, STEP, cursor_of, plan_of, request_of, saved_steps, state_of
 from host_writer import Head, RunningWriter
+from whole_save import stage
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.filesystem import FileSystem
+from holdfast.checkpoint.manifest import Header
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.placement import WHOLE_SAVE, SavePart
 from holdfast.recovery.saves import PartHeld, ShareWritten, WorkFailed
 from holdfast.runtime.saving import agent_saver
-from holdfast.runtime.saving.agent_saver import PendingSave, SnapshotNotWritten
+from holdfast.runtime.saving.agent_saver import (
+    PendingSave,
+    SnapshotNotWritten,
+    images_in_memory,
+)
 from holdfast.runtime.saving.save_messages import PlanSaves
 from holdfast.runtime.system import witnessed_time
 from holdfast.runtime.system.codec import encode
@@ -245,6 +253,24 @@ def test_without_memory_nothing_is_written_before_the_states_are_compared(
     assert (host.told, list(tmp_path.glob("checkpoints/*"))) == ([], [])
     save.compared()
     assert [type(told) for told in host.told] == [PartHeld, ShareWritten]
+
+
+def test_step_is_read_from_memory_only_if_the_memory_holds_its_layout(
+    host: Host, tmp_path: Path
+) -> None:
+    """Another model of the same script may have saved a step of that number."""
+    agent = host.agent()
+    agent.way.prepare(host.plan, WHOLE_SAVE, generation=LAUNCH)
+    agent.save(STEP, 1)
+    header, shards = Header(RUN, LAUNCH, STEP), host.plan.layout.writers
+    states = {"held": state_of(STEP), "other": {"a": np.zeros(10**6)}}
+    held, other = (
+        stage(CheckpointStore(tmp_path / name), state, header=header, writers=shards)[1]
+        for name, state in states.items()
+    )
+
+    assert list(images_in_memory(agent.context, held)) == list(range(shards))
+    assert images_in_memory(agent.context, other) == {}
 
 
 def test_without_memory_all_shards_are_synced_at_once(

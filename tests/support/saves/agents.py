@@ -18,8 +18,14 @@ from holdfast.recovery.placement import WHOLE_SAVE, SavePart
 from holdfast.recovery.saves import PartHeld, SaveNews
 from holdfast.runtime.saving.agent_saver import AgentSaver, PendingSave
 from holdfast.runtime.saving.save_memory import Buffers, SaveMemory
-from holdfast.runtime.saving.save_messages import AskMemory, OfWorker, PartCopied, PlanSaves
-from holdfast.runtime.system.channel import FDS, MessageKinds
+from holdfast.runtime.saving.save_messages import (
+    AskHeld,
+    AskMemory,
+    OfWorker,
+    PartCopied,
+    PlanSaves,
+)
+from holdfast.runtime.system.channel import FDS, MessageKinds, to_message
 from holdfast.runtime.system.worker_status import WorkerStatus
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -38,7 +44,7 @@ class Agent:
         self.lacks = 0
         """So many of the next questions and messages meet a lack of descriptors."""
         self._host = host
-        context = WorkerContext(
+        self.context = WorkerContext(
             config,
             LocalCommunicator(),
             self._journal,
@@ -47,7 +53,7 @@ class Agent:
             self._hear,
             self._give,
         )
-        self.way = AgentSaver(context)
+        self.way = AgentSaver(self.context)
 
     def save(
         self, step: int, attempt: int, part: SavePart = WHOLE_SAVE, digest: str = "00" * 16
@@ -70,6 +76,9 @@ class Agent:
     def _give(self, question: dict[str, object]) -> dict[str, Any]:
         self._meet_the_lack()
         asked = _MESSAGES.decode(question)
+        if isinstance(asked, AskHeld):
+            held, fds = self._host.memory.held(asked.step)
+            return {**to_message(held), FDS: [os.dup(fd) for fd in fds]}
         assert isinstance(asked, AskMemory)
         self.asked.append(asked)
         return {FDS: [os.dup(fd) for fd in self._host.buffers_for(asked).fds]}
