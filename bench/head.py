@@ -37,10 +37,10 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.run.run_directory import FORMAT, RunRecord
+from holdfast.runtime.system.activity import KINDS
 from holdfast.runtime.system.channel import LineChannel, Message, to_message
 from holdfast.runtime.system.processes import resident_bytes
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.system.timeline import KINDS
 from holdfast.runtime.system.worker_status import Phase
 
 TIMEOUT_S = 10.0

@@ -38,7 +38,7 @@ from holdfast.runtime.run.progress import (
 )
 from holdfast.runtime.run.progress import phase as describe_phase
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.timeline import WAITING, Activity
+from holdfast.runtime.system.activity import WAITING, Activity
 
 _MOST_EVENTS = 8
 _PACE_OVER_S = 10.0

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.runtime.commands.command import PATH, Documented, run_dir_argument
+from holdfast.runtime.commands.command import Documented, run_dir_argument
 from holdfast.runtime.commands.goodput import parts_of
 from holdfast.runtime.commands.page import page_of, write_page
 from holdfast.runtime.commands.reported_run import (
@@ -28,12 +28,10 @@ from holdfast.runtime.commands.reported_run import (
 )
 from holdfast.runtime.commands.summary import Report, to_json
 from holdfast.runtime.commands.terminal import fitted, grid, output
-from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run import progress
 from holdfast.runtime.run.entries import sentence_of
 from holdfast.runtime.run.events import named_workers
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.run.trace import read_trace, write_trace
 
 Row: TypeAlias = tuple[str, ...]
 
@@ -55,25 +53,9 @@ _IN_RUN_DIR = "\0"
     metavar="[FILE]",
     help="Write the report as a page that needs no network, to RUN_DIR/report.html without FILE.",
 )
-@click.option(
-    "--trace",
-    "trace_file",
-    type=PATH,
-    metavar="FILE",
-    help="Write the timeline of a run with --trace to FILE instead, for https://ui.perfetto.dev.",
-)
-def report(
-    run_dir: Path,
-    *,
-    as_json: bool,
-    page: str | None,
-    trace_file: Path | None,
-) -> None:
+def report(run_dir: Path, *, as_json: bool, page: str | None) -> None:
     """Summarize the run in RUN_DIR from its journal."""
     run = read_reported_run(run_dir)
-    if trace_file is not None:
-        _write_trace(run, trace_file)
-        return
     if as_json:
         click.echo(to_json(run.report))
     if page is not None:
@@ -82,16 +64,6 @@ def report(
         click.echo(f"wrote {path} ({progress.memory(path.stat().st_size)}): open it in a browser")
     elif not as_json:
         _print(run, output())
-
-
-def _write_trace(run: ReportedRun, path: Path) -> None:
-    pieces = list(read_trace(RunDirectory(run.path).trace_path))
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            spans = write_trace(pieces, run.entries, file)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
-    click.echo(f"{spans.total()} spans are in {path}: open it in https://ui.perfetto.dev")
 
 
 def _print(run: ReportedRun, console: Console) -> None:

@@ -63,7 +63,6 @@ from holdfast.runtime.run.entries import Entry
 from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.journal import Records
 from holdfast.runtime.run.lease import Lease
-from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.run.worker_logs import LogText
 from holdfast.runtime.saving.copier_link import CopierLink
 from holdfast.runtime.saving.save_messages import PlanSaves
@@ -395,9 +394,6 @@ class Head:
             case Records():
                 with job.errors_told():
                     job.run.take(event)
-                return
-            case TracePiece():
-                job.run.trace(event)
                 return
             case LogText():
                 job.run.log(event)

@@ -8,7 +8,6 @@ ones the journal tells the number.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from holdfast.runtime.run.entries import Entry, entries_of
 from holdfast.runtime.run.events import Warned
 from holdfast.runtime.run.journal import RecordedEvent, Records, line_of
 from holdfast.runtime.run.progress import LaunchReport
-from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.run.worker_logs import LogText
 from holdfast.runtime.saving.run_files import (
     CheckDirectory,
@@ -38,8 +36,8 @@ from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.witnessed_time import Bound
 
 _MOST_WAITING = 10_000
-_MOST_AHEAD = {"TracePiece": 64, "LogText": 8 << 20, "JobSeen": 1, "CheckDirectory": 1}
-"""How much of each kind a disk may be behind: pieces, or letters of a log; the rest is lost."""
+_MOST_AHEAD = {"LogText": 8 << 20, "JobSeen": 1, "CheckDirectory": 1}
+"""How much of each kind a disk may be behind: messages, or letters of a log; the rest is lost."""
 _MESSAGES: MessageKinds[OfRunFiles] = MessageKinds(OfRunFiles)
 _ENDS_WITHIN_S = 5.0
 SOURCE = "head"
@@ -115,11 +113,6 @@ class RunLink:
         self._send(JournalLines(lines))
         self._forget_before(self._first + len(self._waiting) - _MOST_WAITING)
 
-    def trace(self, piece: TracePiece) -> None:
-        """Write a piece of the trace, which may be lost; its clock becomes that of the journal."""
-        offset_s = piece.offset_s + time.time() - time.monotonic()
-        self._offer(dataclasses.replace(piece, offset_s=offset_s))
-
     def look(self, seen: LaunchReport) -> None:
         """Show what is seen of the workers, unless the writer is behind."""
         self._offer(JobSeen(time.time(), seen))
@@ -149,7 +142,7 @@ class RunLink:
         for lines in channel.serve(bound):
             for line in lines:
                 self._on_message(line)
-            behind = self._waiting or self._ahead["TracePiece"] or self._ahead["LogText"]
+            behind = self._waiting or self._ahead["LogText"]
             if not (behind or channel.wants_write):
                 break
         self._leave()

@@ -10,12 +10,10 @@ whether a worker lives on another host.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 import os
 import signal
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,7 +31,6 @@ from holdfast.runtime.host.worker_process import SilenceWatch, WorkerProcess
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.journal import Records
-from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.saving.save_memory import SaveMemory
 from holdfast.runtime.saving.save_messages import (
     AskHeld,
@@ -63,7 +60,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.host.hosted_launch import HostedLaunch
 
 _OF_SAVES: MessageKinds[OfWorker] = MessageKinds(OfWorker)
-_TRACED_EVERY_S = _LOGGED_EVERY_S = 0.5
+_LOGGED_EVERY_S = 0.5
 _REPORTS: MessageKinds[Event | OwnReport | Records] = MessageKinds(Event | OwnReport | Records)
 """What a worker reports, beside its saves."""
 
@@ -99,7 +96,7 @@ class Host:
         self._is_watching = False
         self._processes: dict[tuple[int, WorkerId], WorkerProcess] = {}
         self._condemned_since: dict[tuple[int, WorkerId], float] = {}
-        self._trace_due = self._log_due = 0.0
+        self._log_due = 0.0
         self._ways = Ways(tell)
         self.pool = WarmPool(reactor, pool, self._on_pool, self._forward_pool)
         self._memory = SaveMemory(limits.memory)
@@ -186,10 +183,6 @@ class Host:
             if p.pid
         )
         self._tell(messages.Seen(is_inquiring, read))
-        if now >= self._trace_due:
-            self._trace_due = now + _TRACED_EVERY_S
-            for process in self._processes.values():
-                self._tell_trace(process)
         if now >= self._log_due:
             self._log_due = now + _LOGGED_EVERY_S
             self._tell_log()
@@ -399,25 +392,6 @@ class Host:
                 self._on_report(process, message)
         self._bury(process, process.reap())
 
-    def _tell_trace(self, process: WorkerProcess, *, is_last: bool = False) -> None:
-        """Hand on what a worker has kept for the trace, if the job has one."""
-        if self._config is None or not self._config.options.trace:
-            return
-        words, lost = process.ring.drain()
-        if words or is_last:
-            self._tell(
-                TracePiece(
-                    "",
-                    process.worker,
-                    process.generation,
-                    process.page.step + 1,
-                    base64.b64encode(words).decode(),
-                    lost,
-                    time.monotonic(),
-                    offset_s=0.0,
-                )
-            )
-
     def _tell_log(self, worker: WorkerId | None = None) -> None:
         """Hand on what workers have printed for their log files."""
         names = {} if self._config is None else self._config.host_of
@@ -427,7 +401,6 @@ class Host:
 
     def _bury(self, process: WorkerProcess, end: WorkerExited) -> None:
         """Forget a worker, and tell its end."""
-        self._tell_trace(process, is_last=True)
         for stream in (process.printed, process.said):
             if stream is not None:
                 self._output.read_end(stream)

@@ -34,7 +34,6 @@ from holdfast.runtime.host.launchers import ON_ONE_HOST, LaunchTerms
 from holdfast.runtime.host.pool_process import Forked, LetBegin
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Records
-from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.run.worker_logs import LogText
 from holdfast.runtime.saving.save_messages import Hurry, PlanSaves, WriterWork
 from holdfast.runtime.system.network import Meeting
@@ -266,7 +265,6 @@ Up = (
     | PlanSaves
     | Met
     | Described
-    | TracePiece
     | LogText
     | Records
 )
@@ -275,7 +273,7 @@ Up = (
 Who gets ``WorkerExited`` closes the worker's status: it is the last word about it.
 """
 
-News = Event | PlanSaves | TracePiece | LogText | Records
+News = Event | PlanSaves | LogText | Records
 """What the head is told."""
 
 

@@ -60,7 +60,6 @@ from holdfast.runtime.run.events import (
 )
 from holdfast.runtime.run.journal import Records
 from holdfast.runtime.run.progress import LaunchReport
-from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.run.worker_logs import LogText
 from holdfast.runtime.saving.save_messages import PlanSaves
 from holdfast.runtime.system.reactor import Reactor
@@ -448,8 +447,6 @@ class HostedLaunch:
             self.prepared.hear(worker, message)
             return
         match message:
-            case TracePiece():
-                self._tell(dataclasses.replace(message, host=hosted.host_name))
             case Forked(_, _, pid):
                 hosted.pid = pid
             case messages.Killed(_, _, why):

@@ -19,9 +19,9 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.host_messages import HostLink, KillWorker, MakeWorkers
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.progress import LaunchReport, StepReport, WorkerReport
+from holdfast.runtime.system.activity import Activity
 from holdfast.runtime.system.channel import Channel, to_message
 from holdfast.runtime.system.processes import HeldProcess
-from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import (
     HaltedSaveEnded,
     OwnReport,

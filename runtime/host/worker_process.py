@@ -50,7 +50,6 @@ class WorkerProcess:
         self.generation = config.generation
         self.page = WorkerStatus.create()
         self.page.generation = config.generation
-        self.ring = self.page.ring()
         self.control, self._their_control = pair()
         self.stdout_fd, self._their_stdout = os.pipe()
         self.stderr_fd, self._their_stderr = os.pipe()

@@ -35,7 +35,6 @@ from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolSt
 from holdfast.runtime.hosts import wire
 from holdfast.runtime.hosts.wire import ANSWERS_WITHIN_S, Question, facts
 from holdfast.runtime.run.events import PoolLost
-from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.run.worker_logs import LogText, gap
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message, to_message
 from holdfast.runtime.system.devices import VISIBLE
@@ -209,7 +208,7 @@ class HostAgent:
             if message == self._seen:
                 return
             self._seen = message
-        elif not isinstance(message, LogText | TracePiece):
+        elif not isinstance(message, LogText):
             self._send_words()
         if isinstance(message, WorkerExited):
             key = (message.generation or 0, message.worker)

@@ -22,7 +22,6 @@ says, so srun gets only those that lead it to the cluster and the job.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import shlex
@@ -43,7 +42,6 @@ from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.hosts import wire
 from holdfast.runtime.hosts.wire import Question
 from holdfast.runtime.run.progress import StepReport
-from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.system import become
 from holdfast.runtime.system.channel import ChannelError, LineChannel, Message, to_message
 from holdfast.runtime.system.own_process import by_env, has_ended
@@ -409,8 +407,6 @@ class RemoteHost:
     def _hear(self, found: Up) -> None:
         if isinstance(found, WorkerExited):
             self._mirrors.pop((found.generation or 0, found.worker), None)
-        if isinstance(found, TracePiece):
-            found = dataclasses.replace(found, offset_s=self._ahead_s)
         self._on_message(self, found)
         if self._why_dismissed and not self._mirrors:  # the job may end before the agent does
             self._tell_loss(self._why_dismissed)

@@ -369,10 +369,6 @@ class JobOptions:
         group="Output and tests",
     )
     quiet: bool = _switch("-q --quiet", "Say only what goes wrong.")
-    trace: bool = _switch(
-        "--trace",
-        "Keep what each worker does when, in trace of the run directory; report --trace shows it.",
-    )
     metrics_file: Path | None = _path(
         "--metrics-file",
         "A file of figures for Prometheus, written anew every few seconds.",

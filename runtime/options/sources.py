@@ -45,6 +45,7 @@ REMOVED: Mapping[str, str] = {
     "--metrics-port": "--metrics-file FILE is read by the textfile collector of Prometheus",
     "--repair-from": "`holdfast repair RUN_DIR --from DIR` puts whole files back between two jobs",
     "--scrub-every": "`holdfast verify RUN_DIR` reads all checkpoints; start it from cron",
+    "--trace": "`holdfast status RUN_DIR` says what the steps of each worker are made of",
     "holdfast.ImageFolderData": "keras.utils.image_dataset_from_directory reads such a folder",
     "holdfast.TFRecordData": "tf.data.TFRecordDataset reads such files, and goes on at its place",
     **dict.fromkeys(
@@ -57,7 +58,7 @@ REMOVED: Mapping[str, str] = {
 _NEAR = 0.7
 """Two names that have so large a part of their letters in common differ by a slip."""
 
-OF_SCRIPTS_TOO = frozenset({"--compare", "--format"})
+OF_SCRIPTS_TOO = frozenset({"--compare", "--format", "--trace"})
 """Flags that a script may well have, whose own options are not in its text."""
 
 CONFIG_FILE = "holdfast.toml"

@@ -11,7 +11,6 @@
       program/        texts of the script and its modules, as the newest job has begun with them
       script.jsonl    what the script has read and done outside of its trainings
       loaded/         copies of files that the script has loaded, and the run has written since
-      trace/          what each worker does when, if the job was asked for it
       report.html     a page for people, which no job reads; it needs no lease
       previous-1/     the run that ``--fresh`` has set aside
 
@@ -169,7 +168,6 @@ class RunDirectory:
     program_path = _Name("program")
     script_record_path = _Name("script.jsonl")
     loaded_path = _Name("loaded")
-    trace_path = _Name("trace")
     page_path = _Name("report.html")
 
     @property
@@ -313,8 +311,7 @@ class RunDirectory:
         Raises:
             UsageError: the file system refuses.
         """
-        others = [self.loaded_path, self.script_record_path, self.trace_path]
-        others += [self.page_path, self.logs_path]
+        others = [self.loaded_path, self.script_record_path, self.page_path, self.logs_path]
         mine = [*others, self.checkpoints_path, self.journal_path, self.record_path]
         try:
             present = [path for path in mine if is_there(path)]

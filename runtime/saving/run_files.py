@@ -27,14 +27,12 @@ from holdfast.checkpoint.errors import CommitRefused
 from holdfast.recovery.event import RunDirectoryLost
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.events import Warned
-from holdfast.runtime.run.journal import TAIL_BYTES, JournalFile, JournalReader, line_of
+from holdfast.runtime.run.journal import TAIL_BYTES, JournalFile, JournalReader
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.run.run_directory import DirectoryLost, Ownership, RunDirectory, RunRecord
-from holdfast.runtime.run.trace import TraceFiles, TracePiece
 from holdfast.runtime.run.worker_logs import LogText, WorkerLogs
 from holdfast.runtime.system.channel import FDS, Channel, MessageKinds, to_message
-from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
 if TYPE_CHECKING:
@@ -90,9 +88,7 @@ class Written:
     size: int
 
 
-ToRunFiles: TypeAlias = (
-    OpenRun | JournalLines | TracePiece | LogText | JobSeen | CheckDirectory | JobOver
-)
+ToRunFiles: TypeAlias = OpenRun | JournalLines | LogText | JobSeen | CheckDirectory | JobOver
 OfRunFiles: TypeAlias = Written | Warned | RunDirectoryLost
 _MESSAGES: MessageKinds[ToRunFiles] = MessageKinds(ToRunFiles)
 
@@ -124,7 +120,6 @@ class RunFiles:
                     self._send(Written(type(message).__name__, size))
             if self._journal is not None:
                 self._journal.close()
-                self._traces.close()
                 self._logs.close()
             if self._metrics is not None:
                 with self._sparing():
@@ -148,8 +143,6 @@ class RunFiles:
             case LogText(lines=text):
                 self._logs.write(message)
                 return len(text)
-            case TracePiece():
-                self._traces.write(line_of(to_plain(message)))
             case JobSeen(time, seen) if self._metrics is not None:
                 with self._sparing():
                     self._metrics.look(time, seen)
@@ -166,7 +159,6 @@ class RunFiles:
         self._journal = JournalFile(directory.journal_path, owner, self._warn)
         self._journal.open_or_warn()
         self._path = directory.journal_path
-        self._traces = TraceFiles(directory.trace_path, owner, self._warn)
         if message.metrics_file is not None:
             from holdfast.runtime.saving.metrics import MetricsShown  # Prometheus, for this alone
 

@@ -18,7 +18,7 @@ copied there, and those of the agent back (`StatusChanges`).
 Behind these words lies what the agent wants to know of a worker that fails: the samples of
 the microbatch in hand, and an area for the stacks of its threads.  Both stay on the worker's
 host.  Between the two lies the worker's word on its progress, for people.  It may be rewritten
-while it is read, so its version is odd meanwhile.  What it spends its time on follows (`timeline`).
+while it is read, so its version is odd meanwhile.  What it spends its time on follows (`activity`).
 
 What goes another way, and is no event, are the worker's own reports: how far its script has come.
 """
@@ -40,8 +40,8 @@ from typing import Any, Generic, TypeVar, overload
 from holdfast.recovery.event import WorkInHand
 from holdfast.recovery.placement import WHOLE_SAVE, SavePart
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.system.activity import KINDS, Activity, ActivityTimes
 from holdfast.runtime.system.own_process import sealed_memory
-from holdfast.runtime.system.timeline import KINDS, RING_BYTES, Activity, RingReader, Timeline
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
 _Value = TypeVar("_Value", bound=int)
@@ -53,8 +53,7 @@ MOST_IDS = (_PROGRESS_AT - _IDS_AT) // 8
 MOST_PROGRESS_BYTES = _SPENT_AT - _PROGRESS_AT
 
 STACKS_AT = _WORDS_END
-_RING_AT = -(-(STACKS_AT + (256 << 10)) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-_SIZE_BYTES = _RING_AT + RING_BYTES
+_SIZE_BYTES = STACKS_AT + (256 << 10)
 """What nobody writes takes no memory."""
 
 _PROGRESS, _PROGRESS_CODEC = "progress", "latin-1"
@@ -189,14 +188,13 @@ class WorkerStatus:
         self.on_wish = on_wish
         self._map = mmap.mmap(fd, _WORDS_END)
         self.words = memoryview(self._map).cast("Q")
-        self._timeline = Timeline(
+        self._times = ActivityTimes(
             self.words,
             sums_at=_SUMS_AT,
-            step_at=WorkerStatus.step.place,
             phase_at=WorkerStatus.phase.place,
             compiling=Phase.COMPILING,
         )
-        self.enter: Callable[[Activity], None] = self._timeline.enter
+        self.enter: Callable[[Activity], None] = self._times.enter
         """Notes what the thread that trains does from now on; no other thread calls (worker)."""
 
     @staticmethod
@@ -273,14 +271,6 @@ class WorkerStatus:
     def end_work(self) -> None:
         """Note that the worker has computed what it had in hand (worker only)."""
         self._samples = 0
-
-    def trace(self) -> None:
-        """Keep each change of activity for a trace (worker only)."""
-        self._timeline.trace(self.fd, _RING_AT)
-
-    def ring(self) -> RingReader:
-        """Return a reader of what is kept for a trace (agent of the worker's host only)."""
-        return RingReader(self.fd, _RING_AT)
 
     @property
     def spent_ns(self) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.step_facts import StepFacts, value_of
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.script.calls import random_states
-from holdfast.runtime.system.timeline import Activity
+from holdfast.runtime.system.activity import Activity
 from holdfast.runtime.system.worker_status import HaltOrder, WorkerHalted, WorkerStatus
 from holdfast.runtime.training.callback_host import CallbackHost, Commit, Due, Notes
 from holdfast.runtime.training.progress import Progress

@@ -42,9 +42,9 @@ from holdfast.runtime.exchange.sums import Exchange
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.saving.plan import SaveClock
 from holdfast.runtime.saving.saver import Saver
+from holdfast.runtime.system.activity import Activity
 from holdfast.runtime.system.codec import to_plain
 from holdfast.runtime.system.own_process import trim_memory
-from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import Phase, RequestFlag
 from holdfast.runtime.training.balancing import Balancer
 from holdfast.runtime.training.callback_host import CallbackHost, Commit, Due

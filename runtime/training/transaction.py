@@ -46,7 +46,7 @@ from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.exchange.membership import Communicator
 from holdfast.runtime.exchange.memory import SharedVectors
 from holdfast.runtime.model.replica import Microbatch, PassLayout, Replica
-from holdfast.runtime.system.timeline import Activity
+from holdfast.runtime.system.activity import Activity
 from holdfast.runtime.system.worker_status import WorkerStatus
 
 

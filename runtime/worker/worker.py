@@ -51,11 +51,11 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.events import Notice
 from holdfast.runtime.run.journal import SentRecords
 from holdfast.runtime.script.modules import prefer_users_modules, text_of
+from holdfast.runtime.system.activity import Activity
 from holdfast.runtime.system.channel import Channel, to_message
 from holdfast.runtime.system.codec import from_plain
 from holdfast.runtime.system.connections import stranger
 from holdfast.runtime.system.devices import take_device
-from holdfast.runtime.system.timeline import Activity
 from holdfast.runtime.system.worker_status import (
     Phase,
     Pulse,
@@ -109,8 +109,6 @@ def main(
     beats: list[Callable[[], None]] = []
     interval_s = pulse_interval_s(config.options.heartbeat_timeout_s)
     Pulse(page, interval_s, lambda: [beat() for beat in beats]).start()
-    if config.options.trace:
-        page.trace()
     page.enter(Activity.JOIN)
     take_device(config.place_on_host)  # MPI may look for devices, too
     context = _join(config, agent, page)

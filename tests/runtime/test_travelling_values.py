@@ -31,7 +31,6 @@ from holdfast.runtime.run.journal import RecordedEvent
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.progress import StepReport, WorkerReport
 from holdfast.runtime.run.run_directory import FORMAT, RunRecord
-from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.saving.plan import SavePlan, SaveTerms
 from holdfast.runtime.system.channel import MessageKinds, to_message
 from holdfast.runtime.system.codec import decode, encode, to_plain
@@ -135,7 +134,6 @@ VALUES: dict[type, st.SearchStrategy[Any]] = {
     Trial: st.builds(Trial, deaths=st.lists(st.builds(Death, delay_ms=_SECONDS)).map(tuple)),
     RankReport: st.builds(RankReport),
     Trouble: st.builds(Trouble, seconds=_SECONDS),
-    TracePiece: st.builds(TracePiece, clock_s=_SECONDS, offset_s=_SECONDS),
 }
 """The types, and what of them makes sense."""
 

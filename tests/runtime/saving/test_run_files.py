@@ -19,7 +19,6 @@ from holdfast.runtime.run.journal import JournalFile, line_of, read_journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.progress import LaunchReport
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.run.trace import TracePiece
 from holdfast.runtime.run.worker_logs import LogText
 from holdfast.runtime.saving.run_files import (
     CheckDirectory,
@@ -33,7 +32,6 @@ from holdfast.runtime.saving.run_files import (
     Written,
 )
 from holdfast.runtime.system.channel import MessageKinds, pair, to_message
-from holdfast.runtime.system.codec import decode
 
 BOUND_S = 90.0
 RECORD = RunRecord("r", FORMAT, 0.0, microbatches=2, seed=0, threads=1)
@@ -164,14 +162,6 @@ def test_metrics_file_on_a_disk_that_hangs_holds_up_no_line_of_the_journal(
     answers.set()
     files.close()
     assert 'holdfast_deaths_total{cause="signal SIGKILL"} 1.0' in shown.read_text()
-
-
-def test_piece_of_a_trace_is_kept_and_answered(files: Files, directory: RunDirectory) -> None:
-    piece = TracePiece("a", 1, 1, 7, "AAAA", 0, 12.5, 0.5)
-    files.tell(piece)
-
-    assert files.answer() == Written("TracePiece", 1)
-    assert decode(TracePiece, (directory.trace_path / "000001.jsonl").read_text()) == piece
 
 
 def test_line_that_a_lost_writer_has_written_but_not_counted_is_not_written_twice(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.recovery.event import WorkInHand
 from holdfast.recovery.placement import SavePart
-from holdfast.runtime.system.timeline import Activity
+from holdfast.runtime.system.activity import Activity
 from holdfast.runtime.system.worker_status import (
     MOST_IDS,
     MOST_PROGRESS_BYTES,
