@@ -1,8 +1,10 @@
-"""What ``--balance`` gains where one worker of four is half as fast.
+"""What ``--balance`` gains where one worker of four is half as fast, or one host of two.
 
-    python bench/balance.py [--rounds 5] [--steps 100] [--compute-ms 25] [--microbatches 16]
+    python bench/balance.py [--hosts] [--rounds 5] [--steps 100] [--compute-ms 25]
+                            [--microbatches 16]
 
-Each microbatch takes its worker that long, and the last worker twice as long.  They sleep, so that
+Each microbatch takes its worker that long, and the last worker twice as long.  With ``--hosts`` two
+hosts have two workers each, and both of the second host are as slow.  They sleep, so that
 the machine's own noise is not measured.  Jobs with ``--balance on`` and ``off`` take turns.  A
 job's speed is the median of its steps from the middle on.  The bytes must be equal.
 """
@@ -10,6 +12,7 @@ job's speed is the median of its steps from the middle on.  The bytes must be eq
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import statistics
@@ -18,9 +21,11 @@ from pathlib import Path
 
 import harness
 import numpy as np
+from cluster import Cluster
+from host_jobs import HostJob
 
 from holdfast import ArrayData, ContributionShape, Microbatch, Trainer
-from holdfast.testing import JobRequest, start_job
+from holdfast.testing import JobRequest, RunningJob, start_job
 
 WORKERS, BATCH, SAMPLES, FLOATS = 4, 64, 6400, 1 << 16
 SLOWER = 2.0
@@ -33,12 +38,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--compute-ms", type=float, default=25.0)
     parser.add_argument("--microbatches", type=int, default=16)
-    parser.add_argument("--as-worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--hosts", action="store_true", help="needs root")
+    parser.add_argument("--slow", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.as_worker:
-        _train(options.steps, options.compute_ms / 1000)
+    if options.slow is not None:
+        _train(options)
         return
-    harness.print_heading(f"one of {WORKERS} workers at half speed")
+    slow = "one of 2 hosts" if options.hosts else f"one of {WORKERS} workers"
+    harness.print_heading(f"{slow} at half speed")
     speeds: dict[str, list[float]] = {"on": [], "off": []}
     ends: set[str | None] = set()
     for _ in range(options.rounds):
@@ -58,7 +65,8 @@ def _measure(options: argparse.Namespace, balance: str) -> tuple[float, str | No
     """Return the samples a second of a job, the digest of its end, and what it has told."""
     with harness.private_directory() as directory:
         result = directory / "result.json"
-        argv = ("--as-worker", "--steps", options.steps, "--compute-ms", options.compute_ms)
+        slow = 2 if options.hosts else 1
+        argv = ("--slow", slow, "--steps", options.steps, "--compute-ms", options.compute_ms)
         request = JobRequest(
             script=Path(__file__),
             run_dir=directory / "run",
@@ -68,7 +76,13 @@ def _measure(options: argparse.Namespace, balance: str) -> tuple[float, str | No
             options=("--threads", "1", "--preload", "numpy", "--balance", balance),
             environment={harness.RESULT_VARIABLE: str(result)},
         )
-        with start_job(request, timeout_s=harness.JOB_TIMEOUT_S) as running:
+        running: RunningJob | HostJob
+        with contextlib.ExitStack() as stack:
+            if options.hosts:
+                cluster = stack.enter_context(Cluster(directory, ("a", "b")))
+                running = stack.enter_context(HostJob(cluster, request, "a:2,b:2"))
+            else:
+                running = stack.enter_context(start_job(request, timeout_s=harness.JOB_TIMEOUT_S))
             job = running.wait()
         if job.exit_code != 0:
             raise RuntimeError(f"the job ended with {job.exit_code}:\n{job.stderr}")
@@ -113,14 +127,15 @@ class PacedReplica:
         self._weights[...] = state["weights"]
 
 
-def _train(steps: int, seconds: float) -> None:
+def _train(options: argparse.Namespace) -> None:
     """Be a worker of a holdfast job."""
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.rank
-    replica = PacedReplica(seconds * (SLOWER if rank == WORKERS - 1 else 1.0))
+    is_slow = rank >= WORKERS - options.slow
+    replica = PacedReplica(options.compute_ms / 1000 * (SLOWER if is_slow else 1.0))
     x = np.random.default_rng(0).normal(size=(SAMPLES, 8)).astype(np.float32)
-    epochs = -(-steps // (SAMPLES // BATCH))
+    epochs = -(-options.steps // (SAMPLES // BATCH))
     Trainer(replica, ArrayData(x, x[:, 0]), global_batch=BATCH, epochs=epochs).run()
     if rank == 0:
         harness.give_result(replica.moments)
