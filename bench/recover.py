@@ -58,7 +58,7 @@ def _run(model: str) -> list[harness.Record]:
             microbatches=WORKERS,
             faults=KILLS,
             argv=argv,
-            options=("--threads", "1"),
+            options=("--threads", "1", "--regrow", "never"),
         )
         return harness.run_job(request)
 

@@ -437,7 +437,8 @@ class Decider:
             else:
                 yield (
                     f"--inject '{fault}' never struck: worker {fault.worker} never came there. "
-                    f"The workers of a first launch are 0 to {last}"
+                    f"The workers of a first launch are 0 to {last}, and of a launch that fills "
+                    "places later ones (--regrow never fills none)"
                 )
 
     @property

@@ -11,6 +11,7 @@ from holdfast.testing import run_job
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
 SCRIPT = Path(__file__).parent / "scripts" / "many_callbacks.py"
+OPTIONS = ("--threads", "1", "--save-every", "3", "--regrow", "never")
 OF_A_STEP = ("read", "compute", "wait", "exchange", "vote", "apply", "callbacks", "copy")
 
 
@@ -26,7 +27,7 @@ def test_figures_count_deaths_and_a_relaunch_and_what_workers_spend_their_time_o
         workers=2,
         faults=("kill worker=1 step=6 site=reduce", "kill worker=0 step=9 site=compute"),
         argv=(str(tmp_path / "out"),),
-        options=("--threads", "1", "--save-every", "3", "--metrics-file", str(shown)),
+        options=(*OPTIONS, "--metrics-file", str(shown)),
         timeout_s=300,
     )
 

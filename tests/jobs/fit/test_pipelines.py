@@ -69,7 +69,7 @@ def test_cache_in_a_file_is_filled_through_deaths_of_its_readers(tmp_path: Path)
         run_dir="run",
         workers=2,
         microbatches=2,
-        options=["--threads", "1"],
+        options=["--threads", "1", "--regrow", "never"],
         faults=["kill worker=0 step=3", "kill worker=1 step=12"],
         directory=tmp_path,
     )

@@ -392,7 +392,8 @@ def test_fault_that_never_struck_is_told_at_the_end(
     assert len(missed) == lines
     assert missed[-1] == (
         "holdfast: --inject 'kill worker=7 step=3 site=compute attempt=1' never struck: worker 7 "
-        "never came there. The workers of a first launch are 0 to 1"
+        "never came there. The workers of a first launch are 0 to 1, and of a launch that fills "
+        "places later ones (--regrow never fills none)"
     )
 
 

@@ -19,8 +19,14 @@ from holdfast.testing import JobRequest, JobRun, start_job
 MICROBATCHES = 3
 THREADS = 1
 TIMEOUT_S = 300.0
-OPTIONS = ("--threads", str(THREADS), "--save-every", "2", "--heartbeat-timeout", "30")
-"""The same for both jobs: a checkpoint of every second step is in the middle of an epoch."""
+OPTIONS = (
+    *("--threads", str(THREADS), "--save-every", "2", "--heartbeat-timeout", "30"),
+    *("--regrow", "never"),
+)
+"""The same for both jobs: a checkpoint of every second step is in the middle of an epoch.
+
+The deaths name workers of the first launch.
+"""
 
 OF_THE_KILLED = "__autograph_generated_file"
 """TensorFlow's temporary files; a process that is killed cannot remove its own."""
