@@ -59,7 +59,7 @@ def test_chain_goes_on_link_by_link_and_ends_by_itself(
     assert [end["Restarts"] for end in ends] == ["0", "0", "0", "0"]
     assert run.events("completed")[0]["sha256"] == sha256
     assert len(run.events("job_started")) == 3
-    assert f"is complete: Slurm job {jobs[3]} has nothing to do" in run.log
+    assert "holdfast: nothing to do: the run in " in run.log
 
 
 def test_cancelled_job_saves_and_does_not_come_back(cluster: SlurmCluster, run: BatchRun) -> None:
