@@ -38,6 +38,7 @@ is left behind is found, and no process of another job is touched.  Needs Linux'
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -51,7 +52,7 @@ from pathlib import Path
 
 from holdfast.runtime.commands.summary import Report, summarize
 from holdfast.runtime.run.entries import entries_of
-from holdfast.runtime.run.journal import Record, read_journal
+from holdfast.runtime.run.journal import JournalReader, Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.own_process import program_command
 from holdfast.runtime.system.owned_directory import is_held
@@ -247,11 +248,13 @@ class RunningJob:
         Raises:
             TimeoutError: no such record came in time, or the job ended without one.
         """
+        new = JournalReader(self._directory.journal_path)
         while True:
             has_ended = self._process.poll() is not None and not self.processes()
-            for record in self.journal:
-                if record["event"] == event and fields.items() <= record.items():
-                    return record
+            with contextlib.suppress(OSError):
+                for record in new.read():
+                    if record["event"] == event and fields.items() <= record.items():
+                        return record
             if has_ended or time.monotonic() > self._deadline:
                 raise TimeoutError(f"no {event} {fields} in the journal; {self._story()}")
             time.sleep(_LOOK_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from striker import SIGNALS, Kind, Target, find_victims
 
 from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.run.entries import entries_of
-from holdfast.runtime.run.journal import Record, read_journal
+from holdfast.runtime.run.journal import JournalReader, Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.testing import JobRequest, JobRun
 
@@ -109,15 +110,19 @@ class HostJob:
     def wait_for(self, event: str, **fields: object) -> Record:
         """Wait until the journal holds a record of ``event`` with these fields; return it."""
 
-        def find() -> list[Record]:
-            return [
-                record
-                for record in self.journal
-                if record["event"] == event and fields.items() <= record.items()
-            ]
+        new, found = JournalReader(self._directory.journal_path), list[Record]()
 
-        self.wait_until(lambda: bool(find()), f"{event} {fields} in the journal")
-        return find()[0]
+        def is_found() -> bool:
+            with contextlib.suppress(OSError):
+                found.extend(
+                    record
+                    for record in new.read()
+                    if record["event"] == event and fields.items() <= record.items()
+                )
+            return bool(found)
+
+        self.wait_until(is_found, f"{event} {fields} in the journal")
+        return found[0]
 
     def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
         """Wait until something is so; raises ``TimeoutError`` if the job ends before, or hangs."""
