@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cluster import wait_until
 from configs import worker_config
 from copied_run import Copied
 from host_saves import RUN
@@ -38,6 +39,9 @@ class Head:
 
     def copiers(self) -> list[int]:
         found = psutil.Process().children()
+        wait_until(
+            lambda: all(one.cmdline() for one in found), "command lines: exec sets them late"
+        )
         return [one.pid for one in found if "holdfast.runtime.saving.copier" in one.cmdline()]
 
 
