@@ -57,7 +57,7 @@ from holdfast.runtime.head.visits import (
     StopOrdered,
 )
 from holdfast.runtime.host.agent import Agent, AgentSettings, Visitor
-from holdfast.runtime.host.host_messages import News
+from holdfast.runtime.host.host_messages import News, Order
 from holdfast.runtime.run.checkpoint_events import Checkpoint
 from holdfast.runtime.run.entries import Entry
 from holdfast.runtime.run.events import Warned
@@ -148,8 +148,7 @@ class Head:
                 seen = self._agent.launch.progress
                 is_held, progress = self._held is not None, seen.progress
                 job.decider.poll(now, is_idle=is_idle, is_held=is_held, progress=progress)
-                if self._client is not None:
-                    self._client.follow(job.decider.log)
+                self._tell_client(job)
                 job.progress.show(seen)
                 job.copier.poll(now)
                 self._show_metrics(job, now)
@@ -207,6 +206,7 @@ class Head:
             case AskScale(workers), job:
                 with job.errors_told():
                     refusal = job.decider.scale(workers)
+                    self._tell_client(job)
                     visitor.channel.post(to_message(ScaleAnswered(refusal)))
                 self._dismiss(visitor.channel)
             case AskStop(is_urgent), job:
@@ -313,7 +313,7 @@ class Head:
         progress = ProgressLog(self._screen, is_quiet=quiet, imports=imports)
         console = JobConsole(job, run, self._screen.say, progress)
         hosts = JobHosts(job, self._agent, is_taken_over=after is not None)
-        decider = Decider(job, run, console, self._agent.obey, hosts.place)
+        decider = Decider(job, run, console, self._obey, hosts.place)
         saves = SaveRequests(decider.save)
         copier = CopierLink(self._reactor, job.config, console.show)
         self._job = _RunningJob(run, progress, console, decider, hosts, saves, copier)
@@ -413,8 +413,18 @@ class Head:
         log.note(event)
         with job.errors_told():
             job.decider.on_event(event)
-        if self._client is not None:
-            self._client.follow(log)
+        self._tell_client(job)
+
+    def _obey(self, order: Order) -> None:
+        """Let the agent obey what the client knows of: this process may die meanwhile."""
+        if self._job is not None:
+            self._tell_client(self._job)
+        self._agent.obey(order)
+
+    def _tell_client(self, job: _RunningJob) -> None:
+        """Let the client know what another head would need, once it was greeted."""
+        if self._client is not None and self._client.is_greeted:
+            self._client.follow(job.decider.log)
 
     def _waits_for_hosts(self, job: _RunningJob) -> bool:
         """Return whether the next launch must wait for a host; the user is told once."""
@@ -441,6 +451,11 @@ class _Client:
         """Whether its terminal is gone, so that nobody sees what it shows."""
         self._standing: Standing | None = None
         """What it was told last of the newest launch."""
+
+    @property
+    def is_greeted(self) -> bool:
+        """Whether it can start another head."""
+        return self._standing is not None
 
     def follow(self, log: LaunchLog) -> None:
         """Tell it what is new of the newest launch."""

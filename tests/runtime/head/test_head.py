@@ -27,6 +27,7 @@ from holdfast.runtime.head.orders import TimeLimit, TimeLimits
 from holdfast.runtime.head.visits import (
     AnotherJob,
     AskSave,
+    AskScale,
     AskStatus,
     AskStop,
     BeginJob,
@@ -47,7 +48,7 @@ from holdfast.runtime.host.pool_process import PoolStart
 from holdfast.runtime.run.checkpoint_events import Checkpoint, Rejected
 from holdfast.runtime.run.events import Notice, OutputDropped, Warned
 from holdfast.runtime.run.journal import Record, RecordedEvent, Records
-from holdfast.runtime.run.progress import LaunchReport
+from holdfast.runtime.run.progress import LaunchReport, StepReport
 from holdfast.runtime.saving.run_files import JobOver
 from holdfast.runtime.system.channel import FDS, Channel, Message, MessageKinds, pair, to_message
 from holdfast.runtime.system.codec import from_plain, to_plain
@@ -231,6 +232,29 @@ def test_client_begins_a_job_and_gets_all_that_another_head_would_need(
         "cwd": os.getcwd(),
         "environment": dict(os.environ),
     }
+
+
+def test_client_knows_of_a_launch_before_the_agent_prepares_it(
+    headed: Headed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head may die in between: then another one uses none of its numbers."""
+    clients: list[Channel] = []
+    known: list[Message] = []
+
+    def obey(order: Order) -> None:
+        if kind_of(order) == "prepare":
+            known.extend(told(clients[0]))
+
+    monkeypatch.setattr(headed.agent, "obey", obey)
+    training = StepReport(100.0, 40, 80, epoch=1, epochs=1, step_of_epoch=40, steps_per_epoch=80)
+    headed.agent.launch.progress = LaunchReport(progress=training)
+    clients.append(headed.begin(WARM, *joined(0), formed(0), job=job_of(workers=1)))
+    told(clients[0])
+
+    headed.connect(to_message(AskScale(2)))
+
+    standing = MessageKinds(Standing).decode(known[-1])
+    assert (standing.asked, standing.prepared) == (2, 2)
 
 
 def test_streams_of_a_client_are_written_to_from_then_on(headed: Headed, tmp_path: Path) -> None:
