@@ -148,7 +148,6 @@ class Head:
                 seen = self._agent.launch.progress
                 is_held, progress = self._held is not None, seen.progress
                 job.decider.poll(now, is_idle=is_idle, is_held=is_held, progress=progress)
-                self._tell_client(job)
                 job.progress.show(seen)
                 job.copier.poll(now)
                 self._show_metrics(job, now)

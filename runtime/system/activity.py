@@ -54,7 +54,7 @@ KINDS = 16
 
 
 class ActivityTimes:
-    """The writer's side, in the worker.
+    """Adds up the time of each activity, in the worker.
 
     Each step enters a dozen activities, so ``enter`` looks up as little as it can.
 

@@ -188,13 +188,13 @@ class WorkerStatus:
         self.on_wish = on_wish
         self._map = mmap.mmap(fd, _WORDS_END)
         self.words = memoryview(self._map).cast("Q")
-        self._times = ActivityTimes(
+        times = ActivityTimes(
             self.words,
             sums_at=_SUMS_AT,
             phase_at=WorkerStatus.phase.place,
             compiling=Phase.COMPILING,
         )
-        self.enter: Callable[[Activity], None] = self._times.enter
+        self.enter: Callable[[Activity], None] = times.enter
         """Notes what the thread that trains does from now on; no other thread calls (worker)."""
 
     @staticmethod

@@ -80,9 +80,7 @@ def test_death_of_a_worker_that_is_prepared_costs_the_training_nothing(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     with start_job(gated(tmp_path, 3, 60, workers=2)) as running:
-        running.wait_for("world")
-        assert scale(tmp_path, 3) == 0
-        os.kill(prepared(running), signal.SIGKILL)
+        os.kill(prepared(running, tmp_path), signal.SIGKILL)
         running.wait_for("preparation_failed")
         (tmp_path / "3").touch()
         running.wait_for("renewing")
@@ -94,8 +92,10 @@ def test_death_of_a_worker_that_is_prepared_costs_the_training_nothing(
     assert not job.report.failures
 
 
-def prepared(job: RunningJob) -> int:
-    """Return a process of the launch that is prepared, as soon as there is one."""
+def prepared(job: RunningJob, folder: Path) -> int:
+    """Scale a job of two workers that trains; return a process of the launch that is prepared."""
+    job.wait_for("world")
+    assert scale(folder, 3) == 0
     while True:
         found = job.processes()
         assert found, job.stderr
@@ -108,9 +108,7 @@ def prepared(job: RunningJob) -> int:
 def test_job_that_stops_leaves_nothing_of_a_launch_that_is_prepared(tmp_path: Path) -> None:
     """No world has saved, so the prepared launch waits."""
     with start_job(gated(tmp_path, 3, workers=2)) as running:
-        running.wait_for("world")
-        assert scale(tmp_path, 3) == 0
-        prepared(running)
+        prepared(running, tmp_path)
         running.signal(signal.SIGTERM)
         (tmp_path / "3").touch()
         job = running.wait()
@@ -143,9 +141,7 @@ def test_head_that_takes_over_uses_no_number_of_a_launch_that_was_prepared(
 ) -> None:
     """It keeps the size that was asked for, too."""
     with start_job(gated(tmp_path, 3, 60, workers=2)) as running:
-        running.wait_for("world")
-        assert scale(tmp_path, 3) == 0
-        prepared(running)
+        prepared(running, tmp_path)
         running.signal(signal.SIGKILL, "holdfast-agent")
         running.wait_for("world", generation=6)
         (tmp_path / "3").touch()
